@@ -6,6 +6,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 async def all_of(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
@@ -23,9 +24,6 @@ async def cancel(tasks: Iterable[asyncio.Task[object]]) -> None:
     for task in every:
         task.cancel()
     await asyncio.gather(*every, return_exceptions=True)
-
-
-R = TypeVar("R")
 
 
 class BatchedCalls(Generic[T, R]):

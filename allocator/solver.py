@@ -36,6 +36,8 @@ NEAR = 1e-9
 FIRST_TABLE = 512
 """About how many entries the first table of `solve_classes` has."""
 BINS = 1024
+Tier = tuple[Mask, Rule]
+"""Some of the prompts (n,), and the rule that divides among them."""
 
 
 class Entries(NamedTuple):
@@ -147,10 +149,6 @@ def _refuse_rising(rule: Marginal, table: Float) -> None:
             f"rule {rule.name}: its marginal gain rises from level {level} to {level + 1} (row {row}), so "
             "giving each rollout to the highest gain is not optimal; refused"
         )
-
-
-Tier = tuple[Mask, Rule]
-"""Some of the prompts (n,), and the rule that divides among them."""
 
 
 def allocate(

@@ -5,6 +5,19 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+LONGEST = 500
+DIED = "ActorDiedError()"
+"""All that Serve says of a replica whose process ended."""
+_LINK = re.compile(
+    r"^(?:The above exception was the direct cause of|During handling of the above exception, another).*:$",
+    re.MULTILINE,
+)
+_FRAME = re.compile(r'^  File ".*$', re.MULTILINE)
+_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: |:?$)", re.MULTILINE)
+_OWN = "hora_rl."
+_INVALID = re.compile(r"\d+ validation errors? for (.+)\n")
+_INPUT = re.compile(r" \[type=\w+, input_value=.*\n?(?: +For further information.*\n?)?")
+
 
 class HoraError(Exception):
     """Something the user can fix. Only `str(error)` is shown."""
@@ -86,20 +99,6 @@ def any_error_as(
 
 UNREACHED = "the learner is not reached"
 """Prefix of the error of a replica that could not join the learner's group. vLLM passes on only the text."""
-
-
-LONGEST = 500
-DIED = "ActorDiedError()"
-"""All that Serve says of a replica whose process ended."""
-_LINK = re.compile(
-    r"^(?:The above exception was the direct cause of|During handling of the above exception, another).*:$",
-    re.MULTILINE,
-)
-_FRAME = re.compile(r'^  File ".*$', re.MULTILINE)
-_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: |:?$)", re.MULTILINE)
-_OWN = "hora_rl."
-_INVALID = re.compile(r"\d+ validation errors? for (.+)\n")
-_INPUT = re.compile(r" \[type=\w+, input_value=.*\n?(?: +For further information.*\n?)?")
 
 
 def root_cause(text: str) -> str:

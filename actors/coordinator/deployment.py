@@ -49,6 +49,9 @@ log = structlog.get_logger(__name__)
 ALIVE_S = 5.0  # heartbeats come once a second
 LEASE_S = 30.0
 """A coordinator silent for this long loses its shards."""
+SAMPLE_S = 1.0
+FORGOTTEN_S = 3600.0
+KEPT = ("learner/", "coordinator/")
 
 
 class Coordinator(Replica):
@@ -154,11 +157,6 @@ def render_prompts(config: Config, tokenizer: object = None) -> list[Prompt]:
             refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(row))
             prompts.append(prompt)
     return prompts
-
-
-SAMPLE_S = 1.0
-FORGOTTEN_S = 3600.0
-KEPT = ("learner/", "coordinator/")
 
 
 async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) -> None:

@@ -26,6 +26,10 @@ from numpy.typing import NDArray
 from hora_rl.actors.concurrency import all_of, cancel
 from hora_rl.common.types import Group, Phase, Prompt, Rollout, group_id
 
+Rank = Callable[[Prompt, Group], Awaitable[Group]]
+"""Returns the complete group of a prompt with group rewards added. They are sent with the Phase B rollouts
+(`common/wire.py`), because pre-rollouts are stored before. So success cannot depend on them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
@@ -112,9 +116,6 @@ class Draw:
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
 AllocateRound = Callable[[Sequence[Round], Sequence[int]], Allocation]
 """Earlier rounds and the successes (n,) since -> the next one."""
-Rank = Callable[[Prompt, Group], Awaitable[Group]]
-"""Returns the complete group of a prompt with group rewards added. They are sent with the Phase B rollouts
-(`common/wire.py`), because pre-rollouts are stored before. So success cannot depend on them."""
 
 
 async def unranked(prompt: Prompt, group: Group) -> Group:

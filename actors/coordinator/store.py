@@ -46,6 +46,16 @@ redis.call('SET', KEYS[1], ARGV[1])
 redis.call('HSETNX', KEYS[3], 'prompts', ARGV[2])
 return redis.call('HGET', KEYS[3], 'prompts')
 """
+log = structlog.get_logger(__name__)
+ROUND = [field.name for field in fields(Round)]
+# KEYS: the plans, then for each message where it was set in the same transaction, and where it belongs.
+STORE = """
+local first = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 1
+for i = 2, #KEYS, 2 do
+  if first then redis.call('RENAME', KEYS[i], KEYS[i + 1]) else redis.call('UNLINK', KEYS[i]) end
+end
+return first
+"""
 
 
 async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
@@ -137,19 +147,6 @@ class Leases:
             await asyncio.sleep(self._seconds / 3)
             with suppress(LockError):  # lost
                 await lock.reacquire()
-
-
-log = structlog.get_logger(__name__)
-ROUND = [field.name for field in fields(Round)]
-
-# KEYS: the plans, then for each message where it was set in the same transaction, and where it belongs.
-STORE = """
-local first = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 1
-for i = 2, #KEYS, 2 do
-  if first then redis.call('RENAME', KEYS[i], KEYS[i + 1]) else redis.call('UNLINK', KEYS[i]) end
-end
-return first
-"""
 
 
 class Plans:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, object]
 MARK = "assistant-said-this-5f0c2e"  # without white space, which templates strip
+History = Literal["append", "render"]
 
 
 class Template:
@@ -94,9 +95,6 @@ def _shown(message: Message) -> Message:
     if message.get("role") != "assistant" or not isinstance(content, str) or not has_channels(content):
         return message
     return {**message, "content": (after_thought(content) or "").strip()}
-
-
-History = Literal["append", "render"]
 
 
 class Conversation:

@@ -36,6 +36,10 @@ from hora_rl.common.types import Completion, Failed, SamplingRequest
 LONGEST_S = 60.0
 """Upper bound of the limit in seconds. After a longer block Serve replaces the replica without a reason."""
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+log = structlog.get_logger(__name__)
+SANDBOXES = 4
+STARTED_S = 600
+"""Time in seconds to start a new replica and send requests to it."""
 
 
 @contextmanager
@@ -65,12 +69,6 @@ def place_of(thread: int) -> str:
     frames = [frame for frame in stack if not frame.filename.startswith((*LIBRARIES, "<"))]
     frame = (frames or stack)[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
-
-
-log = structlog.get_logger(__name__)
-SANDBOXES = 4
-STARTED_S = 600
-"""Time in seconds to start a new replica and send requests to it."""
 
 
 class Environment(Replica):

@@ -16,6 +16,15 @@ from hora_rl.common.types import Completion, Tokens
 
 Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
 """(context (T,), maximum tokens, minimum weight version) -> one turn."""
+MOST_CHARS = 2_000
+"""Maximum characters of output shown to the policy. Longer output is truncated with a notice."""
+TRIES = 3
+LIMITS = Limits(seconds=4.0, output=1 << 16)
+ENDED = {
+    "time": "stopped: over its time",
+    "wall": "stopped: over its time",
+    "output": "stopped: it printed too much",
+}
 
 
 class Policy:
@@ -104,17 +113,6 @@ class Policy:
                 f"after {conversation.turns} turns, {conversation.sampled} sampled tokens and {between} given"
             )
         return min(left, fits, environment.max_turn_tokens or left)
-
-
-MOST_CHARS = 2_000
-"""Maximum characters of output shown to the policy. Longer output is truncated with a notice."""
-TRIES = 3
-LIMITS = Limits(seconds=4.0, output=1 << 16)
-ENDED = {
-    "time": "stopped: over its time",
-    "wall": "stopped: over its time",
-    "output": "stopped: it printed too much",
-}
 
 
 class SandboxTools:

@@ -56,6 +56,7 @@ POLL_S = 0.5
 DEAD_S = 60.0
 """After so many seconds without a heartbeat the learner has no running step. Longer than `SILENT_S`: a
 learner that only failed to write heartbeats would run out of memory."""
+EXIT_S = 0.2
 
 
 async def wait_for_card(client: AsyncRedis, run: str) -> None:
@@ -91,9 +92,6 @@ def is_left(beat: LearnerBeat, since: float, now: float) -> bool:
 async def _learner(client: AsyncRedis, run: str) -> LearnerBeat:
     beat: LearnerBeat = json.loads(await client.hget(Keys(run).parts, LEADER) or "{}")
     return beat
-
-
-EXIT_S = 0.2
 
 
 @dataclass(slots=True)

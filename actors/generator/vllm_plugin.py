@@ -43,6 +43,9 @@ NOWHERE = "/nonexistent/hora-policy-adapter"
 """Path of the adapter in requests. vLLM reads the path only after it lost the adapter. A missing path then
 ends the engine, so the replica is replaced. An existing one would be served as the newest version."""
 Part = Literal["model", "adapter"]
+ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
+"""Engines by name. The names must differ from those of vLLM's engines."""
+QWEN3_5 = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
 
 
 class WorkerExtension:
@@ -142,11 +145,6 @@ def _check_layers(inner: Any, loras: Mapping[str, Any]) -> None:
     torn = sorted(name for name, of in loras.items() if of.lora_a is None or of.lora_b is None)
     if torn:
         raise ValueError(f"the adapter lacks A or B of layer {torn[0]}")
-
-
-ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
-"""Engines by name. The names must differ from those of vLLM's engines."""
-QWEN3_5 = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
 
 
 class FiniteLoader(DefaultModelLoader):

@@ -45,6 +45,17 @@ _NO_UNIT = re.compile(
     r"and|are|but|for|from|has|have|not|that|the|then|they|times|was|were|which|with|because|since"
 )
 """Words after a number that are no unit."""
+Extract = Callable[[str], str | None]
+_BOXED = re.compile(r"\\(?:f?boxed|fbox|framebox)\s*\{")
+_BOXED_BARE = re.compile(r"\\f?boxed(?![A-Za-z])\s*((?:[-+−]?[\d.\\]|[A-J]\b)(?:(?!\\[)\]])[^\s$])*)")
+"""A value behind `\\boxed` without braces, up to the next space."""
+_BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
+_EMPHASIS = "*_` \t"
+_HEADING = re.compile(r"^#+\s+(?=\S)")
+_STOP = re.compile(r"(?<=[*_`])\.$")
+_SENTENCE = re.compile(r"(?<=[.!?])\s|(?<=[。！？।۔])")
+_CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
+"""End of a formula -> its beginning."""
 
 
 class _Piece(NamedTuple):
@@ -134,20 +145,6 @@ def _value(run: str) -> str | None:
         elif more < 0:
             text = text[::-1].replace(closing, "", -more)[::-1]
     return text.strip().rstrip(_FRAGMENT) or None
-
-
-Extract = Callable[[str], str | None]
-
-_BOXED = re.compile(r"\\(?:f?boxed|fbox|framebox)\s*\{")
-_BOXED_BARE = re.compile(r"\\f?boxed(?![A-Za-z])\s*((?:[-+−]?[\d.\\]|[A-J]\b)(?:(?!\\[)\]])[^\s$])*)")
-"""A value behind `\\boxed` without braces, up to the next space."""
-_BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
-_EMPHASIS = "*_` \t"
-_HEADING = re.compile(r"^#+\s+(?=\S)")
-_STOP = re.compile(r"(?<=[*_`])\.$")
-_SENTENCE = re.compile(r"(?<=[.!?])\s|(?<=[。！？।۔])")
-_CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
-"""End of a formula -> its beginning."""
 
 
 def extract_tags(completion: str) -> str | None:

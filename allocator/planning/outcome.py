@@ -22,6 +22,14 @@ from hora_rl.allocator.solver import Problem, serve
 GRID: Float = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-8, 8, 65))), [1.0]])
 """Rates (K,) of the mixture."""
 STEPS = 200
+PROMPTS = 20_000  # prompts that represent the batch, plus PER_STATE per state
+PER_STATE = 8
+RARE = 1e-6
+"""States of a smaller share of prompts get the mean of a round: where the others want nothing more, those few
+would take a whole batch."""
+LARGEST = 32
+"""The largest group, in G: more is not to be had in a batch, and all its states would fill the memory."""
+PRUNED = 3e-5  # states below this probability at every rate are dropped: costs 0.02 points of hits
 
 
 def log_binomial(trials: Int | int, successes: Int, rate: Float) -> Float:
@@ -54,16 +62,6 @@ def _weights(pairs: NDArray[np.int64], times: Float) -> Float:
     for _ in range(STEPS):
         weights *= (share / (weights @ likelihood.T)) @ likelihood
     return np.asarray(weights / weights.sum(1, keepdims=True))
-
-
-PROMPTS = 20_000  # prompts that represent the batch, plus PER_STATE per state
-PER_STATE = 8
-RARE = 1e-6
-"""States of a smaller share of prompts get the mean of a round: where the others want nothing more, those few
-would take a whole batch."""
-LARGEST = 32
-"""The largest group, in G: more is not to be had in a batch, and all its states would fill the memory."""
-PRUNED = 3e-5  # states below this probability at every rate are dropped: costs 0.02 points of hits
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,15 @@ from hora_rl.allocator.posterior import Float, Int, prior_from_rate
 State = dict[str, NDArray]
 FIXED_STRENGTH = 2.0
 """α + β where the strength is not learned, as in Beta(1, 1)."""
+CYCLES = 10
+LEAST, MOST = 0.02, 50.0
+"""Bounds of α and β. If all counts are equal, the likelihood has no maximum."""
+NEIGHBOURS = np.array([(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if (a, b) != (0, 0)])
+SMALLEST_STEP = 1e-8
+PRIOR_MEAN = -1.0
+JITTER = 1e-4
+CLIP = 1e-6
+MEDIAN_SAMPLE = 1000
 
 
 class Prior(Protocol):
@@ -104,13 +113,6 @@ def load_state(path: str | Path, name: str) -> State:
         return {k.removeprefix("state/"): arrays[k] for k in arrays.files if k != "prior"}
 
 
-CYCLES = 10
-LEAST, MOST = 0.02, 50.0
-"""Bounds of α and β. If all counts are equal, the likelihood has no maximum."""
-NEIGHBOURS = np.array([(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if (a, b) != (0, 0)])
-SMALLEST_STEP = 1e-8
-
-
 def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[float, float]:
     """Maximum Beta-binomial likelihood (α, β) within LEAST..MOST for counts (m,), each seen `times` (m,).
 
@@ -189,12 +191,6 @@ def _counted(successes: Int, trials: Int) -> Int:
     """(m, 3) distinct pairs of successes and trials with their frequency."""
     pairs, times = np.unique(np.column_stack([successes, trials]), axis=0, return_counts=True)
     return np.column_stack([pairs, times])
-
-
-PRIOR_MEAN = -1.0
-JITTER = 1e-4
-CLIP = 1e-6
-MEDIAN_SAMPLE = 1000
 
 
 class GaussianProcessPrior:

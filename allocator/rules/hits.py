@@ -32,6 +32,9 @@ from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Division, Marginal, Mask, Rule, Sampled
 from hora_rl.allocator.rules.published import EVEN_SIZES
 
+Step = Callable[[Any], Any]
+"""w(c+1) - w(c) of hits c: an array, or one integer as a Fraction."""
+
 
 def hit_table(posterior: Posterior, depth: int) -> Float:
     """(n, depth) by the paper's recurrence M(0) = α/(α+β), M(l+1) = M(l)(β+l)/(α+β+l+1), in logarithms."""
@@ -148,10 +151,6 @@ MIXED = hit_or_miss(1.0)
 HIT_OR_MISS = hit_or_miss(2.0)
 FIRST_MISS = _first_outcome("first_miss", 1.0, lambda successes: successes < 0)
 """The gain of a first failure, E[(1-p)p^l]."""
-
-
-Step = Callable[[Any], Any]
-"""w(c+1) - w(c) of hits c: an array, or one integer as a Fraction."""
 
 
 def expected_worth(noise: float, overlap: float = 0.0) -> Marginal:

@@ -27,6 +27,13 @@ import numpy as np
 from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules.base import Division, Marginal, Mask, Part, Sampled, Split, level_up
 
+EVEN_SIZES = Division(
+    "even_sizes", lambda sampled, room, budget: level_up(sampled.trials, sampled.successes, room, budget)
+)
+"""The smallest groups first, Phase A included: the default for rollouts without a gain."""
+CONFIDENCE = 0.9
+OPTIONS = {"dr_grpo", "prior"}
+
 
 def _uniform(sampled: Sampled, room: Int, budget: int) -> Int:
     return level_up(sampled.extra, sampled.successes, room, budget)
@@ -34,10 +41,6 @@ def _uniform(sampled: Sampled, room: Int, budget: int) -> Int:
 
 UNIFORM = Division("uniform", _uniform, needs_counts=False)
 """GRPO: every prompt gets the same number of rollouts."""
-EVEN_SIZES = Division(
-    "even_sizes", lambda sampled, room, budget: level_up(sampled.trials, sampled.successes, room, budget)
-)
-"""The smallest groups first, Phase A included: the default for rollouts without a gain."""
 
 
 def left(sampled: Sampled, k: int | None) -> Mask:
@@ -64,9 +67,6 @@ REINFORCE_ADA = reinforce_ada()
 AR3PO = reinforce_ada(name="ar3po")
 HARD_FIRST = reinforce_ada(name="hard_first")
 """The paper's ablation: all rollouts to prompts without a success, evenly; to all if there is none."""
-
-
-CONFIDENCE = 0.9
 
 
 def _knapsack_table(posterior: Posterior, depth: int) -> Float:
@@ -104,9 +104,6 @@ def _knapsack_parts(sampled: Sampled, room: Int, budget: int) -> list[Part]:
 
 
 KNAPSACK = Split("knapsack", _knapsack_parts, least_trials=1)
-
-
-OPTIONS = {"dr_grpo", "prior"}
 
 
 def variance(options: frozenset[str] = frozenset()) -> Marginal:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Values = NDArray[np.float64]
 UserAdvantage = Callable[[Values, Values, NDArray[np.str_]], ArrayLike]
 """A of (rewards (n,), successes (n,), phases (n,) "A" or "B")."""
+Gain = tuple["torch.Tensor", "torch.Tensor"]
+"""Per-token objective (N,) and mask of clipped tokens (N,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +32,6 @@ class TokenTerms:
     clip_high: float
 
 
-Gain = tuple["torch.Tensor", "torch.Tensor"]
-"""Per-token objective (N,) and mask of clipped tokens (N,)."""
 TokenLoss = Callable[[TokenTerms], Gain]
 
 

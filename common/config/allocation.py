@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from hora_rl.common.config.base import Count, PerStart, Seconds, Section
 from hora_rl.common.wire import MAX_ROLLOUTS
 
+UNIFORM = "uniform"
+PLAIN = {"rounds": 1, "stop": "none"}
+"""The division under a rule that uses no results."""
+
 
 class RolloutConfig(Section):
     prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
@@ -69,11 +73,6 @@ class RolloutConfig(Section):
         """Most rollouts that one coordinator samples at a time, within the bound of staleness."""
         shards = min(self.shards_in_flight, self.shards * (1 + self.max_staleness))
         return shards * self.prompts_per_shard * self.group_size
-
-
-UNIFORM = "uniform"
-PLAIN = {"rounds": 1, "stop": "none"}
-"""The division under a rule that uses no results."""
 
 
 def needs_counts(rule: str) -> bool:

@@ -24,6 +24,9 @@ from hora_rl.common.config import DataConfig, RolloutConfig
 from hora_rl.common.records import ShardReport
 
 _LOCK = Lock()
+SOLVED, UNSOLVED = "solved", "unsolved"
+LONGEST = 40
+"""Doublings, far more than a run has epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +120,6 @@ def order(n: int, seed: int, epoch: int, shuffle: bool = True, source: int = 0) 
         return np.arange(n, dtype=np.int64)
     key = [seed, epoch, source] if source else [seed, epoch]
     return np.random.Generator(np.random.PCG64(key)).permutation(n).astype(np.int64)
-
-
-SOLVED, UNSOLVED = "solved", "unsolved"
-LONGEST = 40
-"""Doublings, far more than a run has epochs."""
 
 
 @dataclass(frozen=True, slots=True)

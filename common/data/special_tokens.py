@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 READ = (*TAGS, *(mark for marks in MARKS for mark in marks), "```")
 """Marks that rewards read, and that stay in the text of a completion that they end."""
+AnyJson = TypeVar("AnyJson")
+WORDS = {*TAGS, *(mark for marks in MARKS for mark in marks if "|" not in mark)}
+"""Tags that prompts write to ask for a form."""
+_SIGNS = re.compile(r"\W.*\W", re.DOTALL)
 
 
 class _NoTurn(Exception):
@@ -157,12 +161,6 @@ def _of_generation(model: ModelConfig) -> Iterator[int]:
 def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     return int(ids[0]) if len(ids) == 1 and tokenizer.decode(ids) == text else None
-
-
-AnyJson = TypeVar("AnyJson")
-WORDS = {*TAGS, *(mark for marks in MARKS for mark in marks if "|" not in mark)}
-"""Tags that prompts write to ask for a form."""
-_SIGNS = re.compile(r"\W.*\W", re.DOTALL)
 
 
 class PlainTexts:

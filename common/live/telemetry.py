@@ -20,6 +20,23 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
 from hora_rl.common.types import Group
 
+log = structlog.get_logger(__name__)
+HEARTBEAT_S = 1.0
+HISTORY = 100_000
+FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
+LOOKS = ("generator_looks", "generator_looks_idle")
+"""Counters of a sample once a second: live generators, and those without a request."""
+SILENT_S = 10.0
+"""A part without a heartbeat for this long counts as down."""
+LEADER = "learner/0"
+"""The part that drives the learner's steps."""
+ENGINE = "engine"
+"""Kind of part: an engine that loads in a generator replica, until the replica has heartbeats of its own."""
+STEPPING, TO_SLEEP = "training", "waiting for the generators to sleep"
+"""Learner states during a step, and before a step for which engines sleep."""
+TELEMETRY = 3
+"""Heartbeat schema version; bump it on incompatible changes."""
+
 
 class Beat(TypedDict, total=False):
     """Fields of every kind. `state` and `notice` are text for users."""
@@ -100,25 +117,6 @@ class PartBeat(
     total=False,
 ):
     """A heartbeat as readers get it: of any kind."""
-
-
-log = structlog.get_logger(__name__)
-HEARTBEAT_S = 1.0
-
-HISTORY = 100_000
-FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
-LOOKS = ("generator_looks", "generator_looks_idle")
-"""Counters of a sample once a second: live generators, and those without a request."""
-SILENT_S = 10.0
-"""A part without a heartbeat for this long counts as down."""
-LEADER = "learner/0"
-"""The part that drives the learner's steps."""
-ENGINE = "engine"
-"""Kind of part: an engine that loads in a generator replica, until the replica has heartbeats of its own."""
-STEPPING, TO_SLEEP = "training", "waiting for the generators to sleep"
-"""Learner states during a step, and before a step for which engines sleep."""
-TELEMETRY = 3
-"""Heartbeat schema version; bump it on incompatible changes."""
 
 
 class Telemetry:

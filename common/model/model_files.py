@@ -35,6 +35,9 @@ AS_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text"
 """Types of text parts without a text-only class, and the type that computes the same on text: there the three
 positions of a token are equal, so sections of rotary frequencies have no effect."""
 SECTIONS = ("mrope_section", "mrope_interleaved")
+PROBE_BYTES = 2**20
+ORIGIN = "hora.json"
+"""File in an exported folder: its run and step, and an adapter's base."""
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -108,11 +111,6 @@ def names_in_files(names: Iterable[str]) -> dict[str, str]:
     if all(new in (None, name) for name, new in renamed.items()):
         return {name: name for name in renamed}
     return {new: name for name, new in renamed.items() if new is not None}
-
-
-PROBE_BYTES = 2**20
-ORIGIN = "hora.json"
-"""File in an exported folder: its run and step, and an adapter's base."""
 
 
 def own_configuration(model: ModelConfig) -> PreTrainedConfig:

@@ -28,6 +28,10 @@ local old = tonumber(redis.call('HGET', KEYS[1], 'version') or '-1')
 if tonumber(ARGV[1]) > old then redis.call('HSET', KEYS[1], 'version', ARGV[1]) end
 return math.max(old, tonumber(ARGV[1]))
 """
+log = structlog.get_logger(__name__)
+APP, DEPLOYMENT = "hora", "generator"
+Ask = Callable[..., list[Any]]
+"""A method of the replicas and its arguments -> their answers."""
 
 
 class FileUpdate(TypedDict):
@@ -149,12 +153,6 @@ def available(client: redis.Redis, run: str, transport: str) -> int:
 
 def _manifest(text: Answer | None) -> Manifest | None:
     return Manifest(**json.loads(text)) if text else None
-
-
-log = structlog.get_logger(__name__)
-APP, DEPLOYMENT = "hora", "generator"
-Ask = Callable[..., list[Any]]
-"""A method of the replicas and its arguments -> their answers."""
 
 
 class Confirmation(TypedDict):

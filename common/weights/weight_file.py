@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 BLOCK = 2**23
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+ALIGNED = 64
+Shape = tuple[str, "torch.dtype", tuple[int, ...]]
+"""Name, type and shape of a tensor."""
 
 
 def sealed_memory(name: str, size: int) -> int:
@@ -93,13 +98,6 @@ def digest_of(file: BinaryIO) -> str:
     while count := file.readinto(block):  # type: ignore[attr-defined]
         digest.update(block[:count])
     return digest.hexdigest()
-
-
-NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
-ALIGNED = 64
-Shape = tuple[str, "torch.dtype", tuple[int, ...]]
-"""Name, type and shape of a tensor."""
 
 
 def header_of(shapes: Sequence[Shape], version: int) -> bytes:

@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 OLDEST = {13: 580, 12: 525, 11: 450}
 BFLOAT16 = 8
 """First compute capability with bfloat16 (Ampere)."""
+CPUINFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Flags in /proc/cpuinfo: AVX-512, AMX, ARM."""
+THREAD_GIB = 1 / 64
+"""Weights per useful thread. For smaller models, synchronising threads costs more than it saves."""
+SMALL_GIB, SMALL_STEP = 1 / 16, 1024
+"""Weights of a model whose micro-batches have the default size, and tokens of those of larger models: they
+gain nothing from more, and activations fill the memory."""
+HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head for which vLLM has a kernel on a CPU."""
 
 
 def driver(target: Target) -> Iterator[Finding]:
@@ -112,19 +122,6 @@ def judge_compiler(compiler: str | None, include: Path) -> Finding:
     packages = " ".join(package for package, lacks in missing.values() if lacks)
     fix = f"apt-get install {packages} (Fedora, RHEL: -devel for -dev)"
     return must(not says, "Triton", f"no {says}" if says else f"{compiler}, {include}/Python.h", fix)
-
-
-CPUINFO = Path("/proc/cpuinfo")
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Flags in /proc/cpuinfo: AVX-512, AMX, ARM."""
-THREAD_GIB = 1 / 64
-"""Weights per useful thread. For smaller models, synchronising threads costs more than it saves."""
-
-SMALL_GIB, SMALL_STEP = 1 / 16, 1024
-"""Weights of a model whose micro-batches have the default size, and tokens of those of larger models: they
-gain nothing from more, and activations fill the memory."""
-HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of an attention head for which vLLM has a kernel on a CPU."""
 
 
 def fastest_dtype() -> str:

@@ -18,6 +18,24 @@ from hora_rl.deploy.checks.resources import SPARE, Card, choose, largest_share, 
 KEYS = "learner.{tokens_per_microbatch, gradient_checkpointing, logit_chunk, lora"
 CARD_KEYS = KEYS + ", zero_stage, offload_optimizer}, generator.kv_cache_gib or rollout.max_response_tokens"
 HOST_KEYS = KEYS + "}, generator.kv_cache_gib or generator.replicas"
+# Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
+OF_GROUP, OF_STEP = 1024, 8192
+# Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
+OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
+SPARE_GIB = 1.0
+"""Reserved for other writers."""
+QUEUED_TOKEN = 8
+"""Bytes of a token in Redis: the token and its log-prob."""
+REWRITE_GIB = 2.0
+"""Redis rewrites its append-only file at this size, or at twice the live data, and briefly keeps both files
+(`deploy/machine/redis_server.py`)."""
+LIMITS = {
+    "rollouts": "telemetry.rollouts_gib",
+    "Redis": "learner.checkpoint_every",
+    "checkpoints": "learner.keep_checkpoints",
+    "best weights": "learner.keep_best",
+}
+"""The keys that bound parts of the run folder."""
 
 
 def estimate_of(config: Config) -> Estimate | None:
@@ -117,28 +135,6 @@ def table(estimate: Estimate, *, cards: bool = True) -> str:
 def amounts(row: Table) -> str:
     """`weights 2.90, KV cache 1.20`, without what takes nothing."""
     return ", ".join(f"{name} {gib:.2f}" for name, gib in row.items() if gib)
-
-
-# Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
-OF_GROUP, OF_STEP = 1024, 8192
-# Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
-OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
-SPARE_GIB = 1.0
-"""Reserved for other writers."""
-QUEUED_TOKEN = 8
-"""Bytes of a token in Redis: the token and its log-prob."""
-REWRITE_GIB = 2.0
-"""Redis rewrites its append-only file at this size, or at twice the live data, and briefly keeps both files
-(`deploy/machine/redis_server.py`)."""
-
-
-LIMITS = {
-    "rollouts": "telemetry.rollouts_gib",
-    "Redis": "learner.checkpoint_every",
-    "checkpoints": "learner.keep_checkpoints",
-    "best weights": "learner.keep_best",
-}
-"""The keys that bound parts of the run folder."""
 
 
 def uses(config: Config, estimate: Estimate | None) -> dict[str, float]:

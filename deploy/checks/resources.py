@@ -44,6 +44,18 @@ BANDWIDTH = {
     "RTX 4090": 1.0e12,
 }
 """Bytes per second of a card's memory, from data sheets. The first name in the card's name counts."""
+SPARE = 0.05
+"""Unallocated share of a card or of the host's memory, for fragmentation and the error of the estimate."""
+MOST_ENGINES, ENGINE_PROCESSORS, OTHER_PROCESSORS = 8, 3, 4
+"""Most engines on a card; processors that one keeps busy there (replica, scheduler and worker), and those of
+learner, Ray, Redis, coordinator and verifier."""
+ENGINE_S = 20.0
+"""Seconds that one more engine on a card adds to the start (expected)."""
+SEQUENCES, LEAST_SEQUENCES, MOST_SEQUENCES = 256, 64, 1024
+"""Sequences of a generator's card even where a batch has fewer, because evaluations have more; the fewest and
+the most of an engine."""
+MICRO_BATCHES = (65_536, 32_768, 16_384, 8192, 4096)
+"""Tokens of a micro-batch to choose from: more make no card faster, fewer leave it idle between kernels."""
 
 
 def training_flops(estimate: Estimate) -> float:
@@ -105,20 +117,6 @@ def step_seconds(estimate: Estimate, device: str, gib: float) -> float:
     if not estimate.config.rollout.max_staleness or (learner.gpus or 1.0) < 1:
         return learner_s + generation_s
     return max(learner_s, generation_s)
-
-
-SPARE = 0.05
-"""Unallocated share of a card or of the host's memory, for fragmentation and the error of the estimate."""
-MOST_ENGINES, ENGINE_PROCESSORS, OTHER_PROCESSORS = 8, 3, 4
-"""Most engines on a card; processors that one keeps busy there (replica, scheduler and worker), and those of
-learner, Ray, Redis, coordinator and verifier."""
-ENGINE_S = 20.0
-"""Seconds that one more engine on a card adds to the start (expected)."""
-SEQUENCES, LEAST_SEQUENCES, MOST_SEQUENCES = 256, 64, 1024
-"""Sequences of a generator's card even where a batch has fewer, because evaluations have more; the fewest and
-the most of an engine."""
-MICRO_BATCHES = (65_536, 32_768, 16_384, 8192, 4096)
-"""Tokens of a micro-batch to choose from: more make no card faster, fewer leave it idle between kernels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ SHOWN = 5
 """Rows listed by name per problem; more are only counted."""
 BATCHES = 200
 """Batches over which rows per source are counted."""
+ROWS = 64
+"""Rows whose texts are searched for control tokens."""
+SWITCHES = ("enable_thinking", "thinking")
+"""Names under which templates turn thoughts on and off."""
 
 
 def data(target: Target) -> Iterator[Finding]:
@@ -131,12 +135,6 @@ def _lengths(
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (warn("data", line) for line in (*lines[:SHOWN], *more))
-
-
-ROWS = 64
-"""Rows whose texts are searched for control tokens."""
-SWITCHES = ("enable_thinking", "thinking")
-"""Names under which templates turn thoughts on and off."""
 
 
 def templates(target: Target) -> Iterator[Finding]:

@@ -37,6 +37,8 @@ from hora_rl.evaluation.results import model_digest
 from hora_rl.learner.ray_private import job_of, refuse_beside_another
 
 EVERY_S = 5.0
+WAIT_S = 120.0
+SETTLE_S = 60.0  # `serve deploy` returns before the old coordinator is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,6 @@ def _shares(run: TrainingRun, client: redis.Redis, have: Mapping[str, float]) ->
     ranks = config.learner.workers
     each = {"CPU": 1.0, "GPU": float(on_gpus) * (config.learner.gpus or 1.0)}
     return [*shares, Share("learner rank", ranks, ranks * alive, each)]
-
-
-WAIT_S = 120.0
-SETTLE_S = 60.0  # `serve deploy` returns before the old coordinator is gone
 
 
 def train_on_cluster(config: Config) -> None:

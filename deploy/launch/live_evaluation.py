@@ -43,6 +43,12 @@ from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.samples import newest_version
 from hora_rl.learner.checkpoints.origin import candidates_in
 
+POLL_S = 1.0
+JOIN_S = 20.0
+PART = "evaluator/live"
+Calls = Callable[[Config, int], tuple[Generate, Score]]
+"""Returns `generate`, on weights of at least a version, and `score`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Next:
@@ -72,13 +78,6 @@ def next_evaluation(
 def is_late(every: int, step: int, version: int) -> bool:
     """Whether the next evaluation is due during that of `step`."""
     return version >= step + every
-
-
-POLL_S = 1.0
-JOIN_S = 20.0
-PART = "evaluator/live"
-Calls = Callable[[Config, int], tuple[Generate, Score]]
-"""Returns `generate`, on weights of at least a version, and `score`."""
 
 
 @contextmanager

@@ -27,6 +27,19 @@ LONGEST = 107
 OF_RAY = "ray/session_2026-01-02_03-04-05_678901_4194304/sockets/plasma_store"
 OF_ENGINE = "hora-engine-12345678/01234567-89ab-cdef-0123-456789abcdef"
 """The longest path below the folder for temporary files, of Ray and of vLLM (a uuid)."""
+# Above the ports of Ray's workers and below Linux's ephemeral range, which Ray's daemons use heavily: a free
+# ephemeral port may be taken before Serve binds it.
+CANDIDATES = range(20_000, 32_768)
+WATCH_S = 0.02
+HEARD_S = 2.0
+"""Seconds for the main thread to receive a signal that a Ray process received first."""
+NEEDED = ("raylet", "gcs_server")
+LOGS_OF_RAY = {
+    "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_event_stats_print_interval_ms": "600000",
+}
+"""Smaller logs: by default Ray writes statistics every minute and keeps 3 GiB per log file."""
 
 
 @contextmanager
@@ -113,11 +126,6 @@ def open_to_others(file: Path) -> bool:
     return file.is_file() and bool(file.stat().st_mode & 0o077)
 
 
-# Above the ports of Ray's workers and below Linux's ephemeral range, which Ray's daemons use heavily: a free
-# ephemeral port may be taken before Serve binds it.
-CANDIDATES = range(20_000, 32_768)
-
-
 def check_port(host: str, port: int) -> None:
     """Raise RunError if `port` cannot be bound on `host`."""
     try:
@@ -150,18 +158,6 @@ def _bind(host: str, port: int) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Serve does
         probe.bind((host, port))
-
-
-WATCH_S = 0.02
-HEARD_S = 2.0
-"""Seconds for the main thread to receive a signal that a Ray process received first."""
-NEEDED = ("raylet", "gcs_server")
-LOGS_OF_RAY = {
-    "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
-    "RAY_ROTATION_BACKUP_COUNT": "1",
-    "RAY_event_stats_print_interval_ms": "600000",
-}
-"""Smaller logs: by default Ray writes statistics every minute and keeps 3 GiB per log file."""
 
 
 def watched_node(file: RunFile | None) -> AbstractContextManager[None]:

@@ -36,6 +36,14 @@ COLUMNS_S = 2.0
 Observer = Callable[[RunState], None]
 Read = Callable[[Redis, str], RunState]
 T = TypeVar("T")
+POINTS = 400
+KEPT = 4 * POINTS
+CHUNK = 2000
+SMOOTH = 5
+TIMES, LENGTHS = ("time/step", "time/wait"), ("length/mean", "length/max")
+BY_STEP = ("reward", "reward/format", "success", "entropy", *LENGTHS, *TIMES)
+CHARTED = re.compile(f"{'|'.join(BY_STEP)}|source/.*/(reward|success)")
+"""Metrics of steps that have a chart, also of each data source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +144,6 @@ def _failed(number: int, error: BaseException) -> Event:
         return Event(number, None, str(error))
     log.error("the run cannot be read", exc_info=error)
     return Event(number, None, f"the run cannot be read: {type(error).__name__}: {error}")
-
-
-POINTS = 400
-KEPT = 4 * POINTS
-CHUNK = 2000
-SMOOTH = 5
-TIMES, LENGTHS = ("time/step", "time/wait"), ("length/mean", "length/max")
-BY_STEP = ("reward", "reward/format", "success", "entropy", *LENGTHS, *TIMES)
-CHARTED = re.compile(f"{'|'.join(BY_STEP)}|source/.*/(reward|success)")
-"""Metrics of steps that have a chart, also of each data source."""
 
 
 class History:

@@ -34,6 +34,9 @@ from hora_rl.evaluation.evaluate import Progress as Sampled
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0
+EVERY_S = 1.0
+QUIET_S = 300.0
+END_S = 5.0
 
 
 def monitor(
@@ -114,11 +117,6 @@ def _snapshots(
             if not isinstance(error, RunError):
                 problem = f"Redis at {hidden(url)} does not answer ({error}); this continues when it does"
         yield state, problem
-
-
-EVERY_S = 1.0
-QUIET_S = 300.0
-END_S = 5.0
 
 
 @contextmanager

@@ -33,6 +33,12 @@ from hora_rl.learner.records.step_records import Records, group_record
 if TYPE_CHECKING:
     from hora_rl.learner.model.engine import Engine, Update
 
+log = structlog.get_logger(__name__)
+FIRST = 5  # measurements after each start of the learner
+ENOUGH = 200
+"""Tokens per measurement. Single tokens differ with a long tail, above all in 16 bits: a mean of twenty is
+noise."""
+
 
 def step_metrics(
     step: int,
@@ -162,13 +168,6 @@ def _by_source(groups: Sequence[Group], sources: Mapping[str, RewardConfig]) -> 
 def _over_prompts(groups: Sequence[Group], name: str) -> float:
     rewarded = [g for g in groups if name in g.rollouts[0].rewards]
     return mean(mean(r.rewards[name] for r in g.rollouts) for g in rewarded)
-
-
-log = structlog.get_logger(__name__)
-FIRST = 5  # measurements after each start of the learner
-ENOUGH = 200
-"""Tokens per measurement. Single tokens differ with a long tail, above all in 16 bits: a mean of twenty is
-noise."""
 
 
 class Drift:

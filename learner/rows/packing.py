@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
+SAVING = 0.1
+"""Prompts are shared if that saves this share of the cost; mask and row lengths use up smaller savings."""
+SPARSE = 0.7
+"""Speed of attention under a mask of blocks, relative to causal attention. Not measured."""
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
+ALIGNED = 8
+REAL = 0.95
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
@@ -98,14 +106,6 @@ def _joined(rollout: Rollout, part: list[tuple[int, Turn]]) -> tuple[Tokens, NDA
         places.append(np.arange(length - turn.sampled, length))
     return np.concatenate(pieces), np.concatenate(places)
 
-
-SAVING = 0.1
-"""Prompts are shared if that saves this share of the cost; mask and row lengths use up smaller savings."""
-SPARSE = 0.7
-"""Speed of attention under a mask of blocks, relative to causal attention. Not measured."""
-WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
-ALIGNED = 8
-REAL = 0.95
 
 Row = Sequence[Sample]
 """Samples of one prompt, computed together."""

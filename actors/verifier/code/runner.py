@@ -39,6 +39,9 @@ PRELOAD = (f"{__package__}.judge", f"{__package__}.program", f"{__package__}.cho
 JUDGE, PROGRAM, CHOICE = (f"from {module} import main; main()" for module in PRELOAD)
 TRIES = 2
 """Number of runs if a program exceeds its wall-clock time: the machine may be busy."""
+SCORER = f"{__package__}.task_scorer"
+MEMORY = 2 << 30
+"""Address space of a scorer in bytes, of which the library takes 0.2 GiB."""
 
 
 class CannotJudge(ValueError):
@@ -194,11 +197,6 @@ def longest_s(settings: CodeTestsConfig, runs: int) -> float:
 
 def limits_of(settings: CodeTestsConfig) -> Limits:
     return Limits(seconds=settings.seconds, memory=settings.memory_mib << 20)
-
-
-SCORER = f"{__package__}.task_scorer"
-MEMORY = 2 << 30
-"""Address space of a scorer in bytes, of which the library takes 0.2 GiB."""
 
 
 class ScorerPool(SandboxPool[Sandbox]):

@@ -33,6 +33,30 @@ _DECORATION = (
     r"|math(?:bf|rm|cal|bb|it|sf)|lvert|rvert|vert)\b|\|"
 )
 _INDEX = r"_\s*(?:\{[^{}]*\}|\\?\w+)|\^\s*\{?\s*(?:-1|\\circ|\\prime|\*|T)\s*\}?|\\prime\b|'"
+_WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
+_TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
+_EMPTY = re.compile(
+    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty set|no such \w+(?: exists?)?"
+)
+_ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
+_PROSE = re.compile(rf"(?:{LETTER}|[\s,;.!?'’])+")
+_CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
+_NAME = re.compile(rf"(?<!\w)(?:{LETTER}{{3,}}|[A-Z][A-Za-z]|{NATIVE}+)(?!\w)")
+"""A word of prose: three letters, or two with a capital first. `xy` is a product."""
+_LATIN = r"[^\W\d_]"
+_MATHS_SIGN = re.compile(
+    rf"(?!{LETTER})[^\w\s,;:.!?'’\"()-]|_|(?<!{_LATIN})-(?!\d)|-(?!\w)|(?<={_LATIN})-(?=\d)"
+)
+"""A sign that makes a text mathematics, unlike the hyphens of `twenty-one`, `3-4 cats` and `-3 cats`."""
+_LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
+"""A word among digits. `2xyz` is a product, `abs(x)` a function."""
+_CHOICE = rf"(?:{TEXT}\{{)?\s*(?:(?i:option|choice|opción|opção|вариант)\s*|[选選][项項择擇]?\s*)?"
+_LETTER_OF_OPTION = re.compile(rf"{_CHOICE}\(?([A-J])\)?\s*\}}?")
+_OPTION = re.compile(rf"{_CHOICE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
+_SEPARATED = re.compile(r"\)?\s*(?:[,;&]|,?\s*\band\b|和|及)\s*\(?")
+_SEVERAL = re.compile(r"(?<![A-Za-z])(?:[A-J]\)|or\b|and\b|not\b)")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
 
 
 def claim(gold: str, answer: str) -> list[str] | None:
@@ -85,36 +109,6 @@ def is_name(text: str) -> bool:
     text = re.sub(_INDEX, "", text)
     text = re.sub(r"(?<=[A-Za-z])\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\])", "", text)
     return re.fullmatch(r"[\[({\s]*[A-Za-z][A-Za-z\s{}]*[\])}\s]*", text) is not None
-
-
-_WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
-_TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
-_EMPTY = re.compile(
-    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty set|no such \w+(?: exists?)?"
-)
-_ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
-
-_PROSE = re.compile(rf"(?:{LETTER}|[\s,;.!?'’])+")
-_CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
-_NAME = re.compile(rf"(?<!\w)(?:{LETTER}{{3,}}|[A-Z][A-Za-z]|{NATIVE}+)(?!\w)")
-"""A word of prose: three letters, or two with a capital first. `xy` is a product."""
-
-_LATIN = r"[^\W\d_]"
-_MATHS_SIGN = re.compile(
-    rf"(?!{LETTER})[^\w\s,;:.!?'’\"()-]|_|(?<!{_LATIN})-(?!\d)|-(?!\w)|(?<={_LATIN})-(?=\d)"
-)
-"""A sign that makes a text mathematics, unlike the hyphens of `twenty-one`, `3-4 cats` and `-3 cats`."""
-_LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
-"""A word among digits. `2xyz` is a product, `abs(x)` a function."""
-
-_CHOICE = rf"(?:{TEXT}\{{)?\s*(?:(?i:option|choice|opción|opção|вариант)\s*|[选選][项項择擇]?\s*)?"
-_LETTER_OF_OPTION = re.compile(rf"{_CHOICE}\(?([A-J])\)?\s*\}}?")
-_OPTION = re.compile(rf"{_CHOICE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
-_SEPARATED = re.compile(r"\)?\s*(?:[,;&]|,?\s*\band\b|和|及)\s*\(?")
-_SEVERAL = re.compile(r"(?<![A-Za-z])(?:[A-J]\)|or\b|and\b|not\b)")
-
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
 
 
 def spelt_set(text: str) -> str | None:

@@ -14,6 +14,18 @@ _LANGUAGES: dict[str, dict[str, str]] = table("languages.yaml")
 _EMPHASIS = r"[\s*_`]*"
 _NUMBER_NEXT = r"(?=\s+[-−$\\(\[*]*\d)"
 """`उत्तर 42 है`: the verb comes last."""
+_NUMBER = re.compile(
+    r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?"
+    r"(?:(?:\\times|\\cdot|\*)10\^(?:([+-]?\d{1,3})|\{([+-]?\d{1,3})\}))?"
+)
+_LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # not `\!`: in `10,\!080` it is negative space
+_THOUSANDS = re.compile(
+    r"(?<![\d.,{}(\[])(?:[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+|\d{1,2}(?:(?:,|\{,\})\d\d)+(?:,|\{,\})\d{3})(?![\d,])"
+)
+_MILLIONS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3}){2,}")
+_POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:\.\d{3})+(?=,\d)")
+_COMMA = re.compile(r"(?<![\d.,(\[{])(\d+)(?:,|\{,\})(\d+)(?![\d.,])")
+_BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
 def _nouns(words: dict[str, str]) -> list[str]:
@@ -162,20 +174,8 @@ GREEK = (
 r"""Commands that are variables. `\pi` is a number."""
 
 
-_NUMBER = re.compile(
-    r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?"
-    r"(?:(?:\\times|\\cdot|\*)10\^(?:([+-]?\d{1,3})|\{([+-]?\d{1,3})\}))?"
-)
-_LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # not `\!`: in `10,\!080` it is negative space
 _GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+|['’ʼ_]")
 _GROUPED = re.compile(rf"(?<![\w.,'’])(?<!,\}})\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?![\d'’_{{])")
-_THOUSANDS = re.compile(
-    r"(?<![\d.,{}(\[])(?:[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+|\d{1,2}(?:(?:,|\{,\})\d\d)+(?:,|\{,\})\d{3})(?![\d,])"
-)
-_MILLIONS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3}){2,}")
-_POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:\.\d{3})+(?=,\d)")
-_COMMA = re.compile(r"(?<![\d.,(\[{])(\d+)(?:,|\{,\})(\d+)(?![\d.,])")
-_BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
 def canonical_number(text: str) -> str | None:

@@ -19,6 +19,15 @@ Verdict = bool | None
 """None: the texts do not decide."""
 Pairs = list[list[tuple[Total, Total]]]
 """All claimed values must be right. A value is right if one of its (gold, answer) pairs is equal."""
+_SEPARATORS = re.compile(
+    rf"(?:{texts.SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{[\s,]*(?:and|or)?[\s,]*\}})*"
+)
+_FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)", re.DOTALL)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
+_MISSING = frozenset({"nan", "NaN", "<NA>", "NaT"})
+"""What pandas writes for a missing value."""
+_SENTENCE = 3
+"""Number of words around a formula that make a sentence, without units."""
 
 
 def equal(gold: str, answer: str, maths: bool = False) -> Verdict:
@@ -81,17 +90,6 @@ def _number(total: Total) -> Fraction | None:
     if any(number is None for number, _ in numbers):
         return None
     return sum((Fraction(number) * factor for number, factor in numbers if number), Fraction(0))
-
-
-_SEPARATORS = re.compile(
-    rf"(?:{texts.SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{[\s,]*(?:and|or)?[\s,]*\}})*"
-)
-_FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)", re.DOTALL)
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
-_MISSING = frozenset({"nan", "NaN", "<NA>", "NaT"})
-"""What pandas writes for a missing value."""
-_SENTENCE = 3
-"""Number of words around a formula that make a sentence, without units."""
 
 
 def gold_fault(answer: str) -> str | None:

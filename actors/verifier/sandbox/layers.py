@@ -34,6 +34,16 @@ SCOPES, SCOPES_SINCE = 0b11, 6  # abstract sockets, signals
 VERSION, PATH_BENEATH = 1, 1
 FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
+PDEATHSIG, NO_NEW_PRIVS = 1, 38  # prctl
+NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000
+CAPABILITIES_V3 = 0x20080522
+OWN_USERS, FEW_USERS = 1 << 21, 61_000
+"""First user id for programs, above all process ids and ids that distributions assign. If a container maps
+only 65,536 users, the second is in a range that Debian leaves free."""
+MAIN_STACK = 64 << 20
+"""Stack limit of the first thread, allocated on use. Other threads get 8 MiB (`zygote`)."""
+SPARE_THREADS = 256
+Limits = dict[str, float]
 
 
 def version() -> int:
@@ -81,18 +91,6 @@ def _allow(rules: int, path: str, rights: int) -> None:
         call("landlock_add_rule", rules, PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)
     finally:
         os.close(folder)
-
-
-PDEATHSIG, NO_NEW_PRIVS = 1, 38  # prctl
-NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000
-CAPABILITIES_V3 = 0x20080522
-OWN_USERS, FEW_USERS = 1 << 21, 61_000
-"""First user id for programs, above all process ids and ids that distributions assign. If a container maps
-only 65,536 users, the second is in a range that Debian leaves free."""
-MAIN_STACK = 64 << 20
-"""Stack limit of the first thread, allocated on use. Other threads get 8 MiB (`zygote`)."""
-SPARE_THREADS = 256
-Limits = dict[str, float]
 
 
 def held(refused: set[str], packages: str) -> dict[str, str]:
