@@ -74,7 +74,8 @@ def test_an_adapter_under_the_chat_template_is_stopped_and_resumed(
 
 
 def test_two_ranks_train_full_weights_under_zero_3(model: Path, live_run: Callable[..., LiveRun]) -> None:
-    live = live_run(2, **SHORT, **{"learner.workers": 2, "learner.zero_stage": 3})
+    small = {"learner.tokens_per_microbatch": 256, "learner.logit_chunk": 16, "generator.kv_cache_gib": 0.1}
+    live = live_run(2, **SHORT, **small, **{"learner.workers": 2, "learner.zero_stage": 3})
     live.finish()
     live.assert_exact()
     check_rollouts(live.run, model)
