@@ -34,7 +34,6 @@ from hora_rl.evaluation.evaluate import Progress as Sampled
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0
-EVERY_S = 1.0
 QUIET_S = 300.0
 END_S = 5.0
 
@@ -133,7 +132,6 @@ def progress(
     learner that starts beside the engine may say one and end before the engine is up."""
     tell = Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
-
     started = threading.Event()
 
     def start(_: threading.Event) -> None:
@@ -185,7 +183,7 @@ def _states(name: str, url: str, done: threading.Event) -> Iterator[RunState]:
     """One state per second, and one at the end. Skipped while Redis is down."""
     client, last_look = connect(url), False
     while not last_look:
-        last_look = done.wait(EVERY_S)
+        last_look = done.wait(PERIOD_S)
         try:
             yield read_run(client, name)
         except (RedisError, RunError):
