@@ -71,9 +71,7 @@ class Coordinator(Replica):
             # If another coordinator is alive, the run goes on without this one. A run with plans may continue
             # after a restart, but not with other settings or prompts (RunError).
             final = isinstance(error, RunError) or not await self._redis.exists(self._keys.plans)
-            coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
-            others = any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
-            if final and not others:
+            if final and not await self._others():
                 await give_up(self._redis, self._keys, str(error))
             raise
         freeze_heap()
@@ -110,6 +108,11 @@ class Coordinator(Replica):
         if self._work.result() and not await self._redis.hexists(self._keys.state, "error"):
             # `hora train` removed the reason. Serve replaces this coordinator.
             raise RuntimeError(f"{self._name} gave up, and is asked to start again")
+
+    async def _others(self) -> bool:
+        """Whether another coordinator is alive."""
+        coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
+        return any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
 
     def _state(self) -> CoordinatorBeat:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}
