@@ -22,22 +22,19 @@ LEAST_HEAD = 16
 """Elements of a head that FlexAttention's kernels need."""
 
 
-def block_mask_of(segments: torch.Tensor) -> BlockMask:
-    """The mask of `packing.mask_of` for `segments` (B, T), from the segments' bounds in each block: T x T
-    numbers never exist, and nothing waits for the device."""
-    batch, width = segments.shape
+def block_mask_of(ends: torch.Tensor) -> BlockMask:
+    """The mask of `packing.mask_of` for `ends` (B, T), from their bounds in each block: T x T numbers never
+    exist, and nothing waits for the device."""
+    batch, width = ends.shape
     count = -(-width // BLOCK)
-    rising = segments.masked_fill(segments < 0, width)  # padding comes last
-    blocks = functional.pad(rising, (0, count * BLOCK - width), value=width).view(batch, count, BLOCK)
-    low, high = blocks.amin(-1), blocks.amax(-1)
-    causal = torch.ones(count, count, dtype=torch.bool, device=segments.device).tril()
-    seen = causal & ((low == 0)[:, None, :] | (high[:, None, :] >= low[:, :, None]))
-    same = (low == high)[:, None, :] & (low == high)[:, :, None] & (low[:, None, :] == low[:, :, None])
-    full = causal.tril(-1) & (same | (high == 0)[:, None, :])
-    full[:, width // BLOCK :] = False  # a last block that is not full
+    blocks = functional.pad(ends, (0, count * BLOCK - width), value=width).view(batch, 1, count, BLOCK)
+    causal = torch.ones(count, count, dtype=torch.bool, device=ends.device).tril()
+    first = torch.arange(count, device=ends.device)[:, None] * BLOCK  # of a block of queries
+    seen = causal & (first < blocks.amax(-1))
+    full = causal.tril(-1) & ((first + BLOCK).clamp(max=width) <= blocks.amin(-1))
 
     def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        return (q >= kv) & ((segments[b, kv] == 0) | (segments[b, q] == segments[b, kv]))
+        return (q >= kv) & (q < ends[b, kv])
 
     return BlockMask.from_kv_blocks(
         *_listed(seen & ~full), *_listed(full), BLOCK, mask_mod=mask_mod, seq_lengths=(width, width)

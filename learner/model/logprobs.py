@@ -225,9 +225,8 @@ class Policy(torch.nn.Module):
         """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient.
         `by_model`: all logits exist at once and come from the model's forward, for comparison."""
         where: dict[str, torch.Tensor | BlockMask] = {}
-        if micro.segments is not None:  # else padding is at the right, where causal attention never looks
-            segments = micro.segments
-            mask = block_mask_of(segments) if self.blocks else mask_of(segments, self.hf.dtype)
+        if micro.ends is not None:  # else padding is at the right, where causal attention never looks
+            mask = block_mask_of(micro.ends) if self.blocks else mask_of(micro.ends, self.hf.dtype)
             where = {"position_ids": micro.position_ids, "attention_mask": mask}
         if by_model:
             with torch.compiler.set_stance("force_eager"):

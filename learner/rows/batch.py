@@ -23,14 +23,14 @@ WIDTHS = 64
 class MicroBatch:
     """Samples as B rows of T tokens, padded at the right.
 
-    `input_ids`, `position_ids`, `segments` are (B, T); all other tensors are (N,), one entry per sampled
-    token. `sources[k]` is the index in the B·T tokens whose hidden state predicts token `targets[k]`;
-    `sequence` numbers the samples. `segments` is 0 in a row's prompt and numbers its completions from 1; None
-    if every row has one."""
+    `input_ids`, `position_ids`, `ends` are (B, T); all other tensors are (N,), one entry per sampled token.
+    `sources[k]` is the index in the B·T tokens whose hidden state predicts token `targets[k]`; `sequence`
+    numbers the samples. Before index `ends` later tokens of the row see this one: a prompt's are the row's
+    width, a completion's its end; None if every row has one completion."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    segments: torch.Tensor | None
+    ends: torch.Tensor | None
     sources: torch.Tensor
     targets: torch.Tensor
     logprobs: torch.Tensor
@@ -100,15 +100,15 @@ def make_micro_batch(rows: Sequence[Row], multiple: int = 1) -> MicroBatch:
     width = -(-width // step) * step
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros_like(ids)
-    segments = np.full_like(ids, -1)
+    ends = np.full_like(ids, width)
     sources = []
     for i, row in enumerate(rows):
         prompt = row[0].prompt
         at = len(prompt)
-        ids[i, :at], positions[i, :at], segments[i, :at] = prompt, np.arange(at), 0
-        for number, sample in enumerate(row, 1):
+        ids[i, :at], positions[i, :at] = prompt, np.arange(at)
+        for sample in row:
             end = at + len(sample.tokens)
-            ids[i, at:end], segments[i, at:end] = sample.tokens, number
+            ids[i, at:end], ends[i, at:end] = sample.tokens, end
             positions[i, at:end] = np.arange(len(prompt), sample.length)
             sources.append(sample.sources(at) + i * width)
             at = end
@@ -121,7 +121,7 @@ def make_micro_batch(rows: Sequence[Row], multiple: int = 1) -> MicroBatch:
     return MicroBatch(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.from_numpy(positions),
-        segments=torch.from_numpy(segments) if len(samples) > len(rows) else None,
+        ends=torch.from_numpy(ends) if len(samples) > len(rows) else None,
         sources=torch.from_numpy(np.concatenate(sources)).long(),
         targets=torch.from_numpy(np.concatenate([s.targets for s in samples])).long(),
         logprobs=torch.from_numpy(np.concatenate([s.logprobs for s in samples])).float(),

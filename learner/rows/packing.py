@@ -203,18 +203,18 @@ def spread(sizes: Sequence[int], count: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Additive attention mask (B, 1, T, T): 0 where a token may look, else the minimum of `dtype`. `segments`
-    (B, T) are 0 for the prompt and number the completions and the padding of a row.
+def mask_of(ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Additive attention mask (B, 1, T, T): 0 where a token may look, else the minimum of `dtype`. Token j is
+    seen from j on, up to before `ends` (B, T) of it.
 
     Additive, because SDPA would convert a boolean one in each layer. Lines start at multiples of 8 numbers,
     as CUDA's memory-efficient kernel requires; otherwise each layer copies the mask."""
     import torch
 
-    batch, width = segments.shape
-    visible = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+    batch, width = ends.shape
+    visible = torch.arange(width, device=ends.device)[:, None] < ends[:, None, :]
     stride = -(-width // ALIGNED) * ALIGNED
-    mask = torch.full((batch, 1, width, stride), torch.finfo(dtype).min, dtype=dtype, device=segments.device)[
+    mask = torch.full((batch, 1, width, stride), torch.finfo(dtype).min, dtype=dtype, device=ends.device)[
         ..., :width
     ]
     return mask.masked_fill_(visible.tril()[:, None], 0.0)

@@ -14,11 +14,13 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import init_process_group, is_initialized
 
@@ -34,7 +36,7 @@ from hora_rl.common.types import Group, Prompt, Rollout
 from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.ranks import set_device
 from hora_rl.learner.records.step_records import group_record
-from hora_rl.learner.rows.batch import micro_batches, samples_of
+from hora_rl.learner.rows.batch import MicroBatch, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of
 from hora_rl.learner.rows.packing import Sample, rows_of
 from research.study.curve_sources import TaskCurves
@@ -185,26 +187,55 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> float:
     """One optimizer step on `groups`; returns the norm of its gradient."""
     config = parts.config
     estimator, objective = estimator_of(config), config.learner.objective
-    samples = merged(samples_of(groups, estimator, config.rollout.prompts_per_batch, step), objective)
+    samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, step)
+    if is_linear(objective):
+        return parts.engine.step([tree(samples)] if samples else []).grad_norm
     budget = config.learner.tokens_per_microbatch
     micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
     return parts.engine.step(micro).grad_norm
 
 
-def merged(samples: Sequence[Sample], objective: ObjectiveConfig) -> list[Sample]:
-    """The samples with equal ones merged into one of their summed advantage: of 32 rollouts of a recall task
-    about five differ. On-policy the ratio is 1, so the gradient is the same where it is linear in the
-    advantage and no term counts tokens; other objectives keep every sample. Sums that cancel are left out.
-    """
-    linear = objective.loss == "clip" and objective.updates_per_batch == 1 and objective.kl == 0.0
-    if not linear:
-        return list(samples)
-    first, sums = dict[tuple[bytes, bytes], Sample](), dict[tuple[bytes, bytes], float]()
-    for sample in samples:
-        key = (sample.prompt.tobytes(), sample.tokens.tobytes())
-        first.setdefault(key, sample)
-        sums[key] = sums.get(key, 0.0) + sample.advantage * sample.scale
-    return [replace(s, advantage=sums[key] / s.scale) for key, s in first.items() if sums[key] != 0.0]
+def is_linear(objective: ObjectiveConfig) -> bool:
+    """Whether the gradient is linear in the advantage on-policy, where the ratio is 1, and no term counts
+    tokens."""
+    return objective.loss == "clip" and objective.updates_per_batch == 1 and objective.kl == 0.0
+
+
+def tree(samples: Sequence[Sample]) -> MicroBatch:
+    """The samples in one row, in which a beginning that several share is computed once: the prompts' common
+    examples, and equal completions. An equal choice after an equal beginning has the sum of their weights,
+    which has the gradient of all of `samples` where that is linear (`is_linear`)."""
+    tokens, positions, ends, last = list[int](), list[int](), list[int](), list[int]()
+    choices = dict[tuple[int, int], tuple[float, float]]()  # (source, target) -> log-prob, weight
+    for sample in sorted(samples, key=lambda s: [*s.prompt.tolist(), *s.tokens.tolist()]):
+        sequence = [*sample.prompt.tolist(), *sample.tokens.tolist()]
+        common = sum(takewhile(bool, (tokens[i] == t for i, t in zip(last, sequence, strict=False))))
+        for index in last[common:]:
+            ends[index] = len(tokens)
+        new = sequence[common:-1]  # nothing follows the last token
+        last[common:] = range(len(tokens), len(tokens) + len(new))
+        tokens += new
+        positions += range(common, common + len(new))
+        ends += [0] * len(new)
+        for source, target, logprob in zip(
+            last[len(sample.prompt) - 1 :], sample.tokens.tolist(), sample.logprobs.tolist(), strict=True
+        ):
+            weight = choices.get((source, target), (0.0, 0.0))[1] + sample.advantage * sample.scale
+            choices[source, target] = logprob, weight
+    sources, targets = np.array([*choices]).T
+    logprobs, weights = np.array([*choices.values()], np.float32).T
+    return MicroBatch(
+        input_ids=torch.tensor([tokens]),
+        position_ids=torch.tensor([positions]),
+        ends=torch.tensor([[end or len(tokens) for end in ends]]),
+        sources=torch.from_numpy(sources),
+        targets=torch.from_numpy(targets),
+        logprobs=torch.from_numpy(logprobs),
+        advantage=torch.from_numpy(weights),
+        scale=torch.ones(len(weights)),
+        sequence=torch.arange(len(weights)),
+        match=torch.ones(len(weights), dtype=torch.bool),
+    )
 
 
 def _record(config: Config, step: int, groups: list[Group], grad_norm: float) -> dict[str, float]:

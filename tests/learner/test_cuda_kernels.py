@@ -2,6 +2,7 @@
 the dense mask; on a CPU its forward pass is compared, for it has no backward pass there."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -76,19 +77,19 @@ def test_the_models_own_forward_stays_eager(compiler: None) -> None:
     assert utils.counters["stats"]["unique_graphs"]
 
 
-def segments_of(rng: np.random.Generator, rows: int, width: int) -> torch.Tensor:
+def ends_of(rng: np.random.Generator, rows: int, width: int) -> torch.Tensor:
     """Rows of a prompt, completions of random lengths and padding, of which any may be missing."""
-    made = np.full((rows, width), -1)
+    made = np.full((rows, width), width)
     for row in made:
         cuts = np.sort(rng.integers(0, width + 1, int(rng.integers(1, 12))))
-        for number, (at, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
-            row[at:end] = number
+        for at, end in pairwise(cuts):
+            row[at:end] = end
     return torch.from_numpy(made)
 
 
-def seen(segments: torch.Tensor) -> torch.Tensor:
+def seen(ends: torch.Tensor) -> torch.Tensor:
     """Which tokens see which (B, T, T), as kernels read the mask: whole blocks, others by `mask_mod`."""
-    mask, (batch, width) = block_mask_of(segments), segments.shape
+    mask, (batch, width) = block_mask_of(ends), ends.shape
     inside = create_mask(mask.mask_mod, batch, 1, width, width, device="cpu")[:, 0]
     visible = torch.zeros_like(inside)
     for numbers, listed, full in (
@@ -106,11 +107,11 @@ def seen(segments: torch.Tensor) -> torch.Tensor:
 def test_blocks_are_those_of_the_dense_mask(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed, block in ((0, 128), (1, 16), (2, 16)):
         monkeypatch.setattr(cuda_kernels, "BLOCK", block)
-        segments = segments_of(np.random.default_rng(seed), 3, width)
-        dense = mask_of(segments, torch.float32)[:, 0] == 0
-        assert torch.equal(seen(segments), dense), (seed, block)
+        ends = ends_of(np.random.default_rng(seed), 3, width)
+        dense = mask_of(ends, torch.float32)[:, 0] == 0
+        assert torch.equal(seen(ends), dense), (seed, block)
         with Waiting() as waiting:
-            mask = block_mask_of(segments)
+            mask = block_mask_of(ends)
         assert waiting.found == []
     if width == 700:
         assert mask.sparsity() > 60, "most blocks are skipped"
