@@ -88,9 +88,8 @@ def main() -> None:
             shares = [ratio(values[name], aim) for (values, _), aim in zip(cells, aims, strict=True)]
             rows.append([f"`{name}`", title, *shares])
     print("Expected update over the target of the advantage (± one standard error)\n")
-    print(
-        *markdown_table(["advantage", "allocation", *(f"p = {p:g}" for p in RATES)], sorted(rows)), sep="\n"
-    )
+    heads = ["advantage", "allocation", *(f"p = {p:g}" for p in RATES)]
+    print(*markdown_table(heads, sorted(rows)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -76,12 +76,8 @@ def row(name: str, archives: Sequence[Archive], rates: Sequence[Array]) -> list[
 def table(starts: Mapping[str, Sequence[Archive]]) -> str:
     rated = {name: (archives, first_rates(archives)) for name, archives in starts.items()}
     rows = [row(name, archives, rates) for name, (archives, rates) in rated.items() if rates]
-    heads = [
-        "start",
-        *(f"`{arm}` − `{baseline}`" for arm, baseline in PAIRS),
-        "points for one planned",
-        "G = 32, G0 = 8",
-    ]
+    pairs = (f"`{arm}` − `{baseline}`" for arm, baseline in PAIRS)
+    heads = ["start", *pairs, "points for one planned", "G = 32, G0 = 8"]
     return "\n".join(markdown_table(heads, rows, numbers=True))
 
 

@@ -51,11 +51,8 @@ class LocalSampler:
     def _answer_all(self) -> None:
         requests, self._open = self._open, []
         prompts = torch.from_numpy(np.stack([r.prompt.tokens for r in requests])).long()
-        end, rollout, counts = (
-            self._tokenizer.eos_token_id,
-            self._config.rollout,
-            [r.draw.n for r in requests],
-        )
+        counts = [r.draw.n for r in requests]
+        end, rollout = self._tokenizer.eos_token_id, self._config.rollout
         limits = {"end": end, "most": rollout.max_response_tokens, "temperature": rollout.temperature}
         sampled = iter(decode(self._model, prompts, counts, random=self._random, **limits))
         for r in requests:

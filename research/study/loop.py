@@ -196,45 +196,43 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> float:
 
 
 def is_linear(objective: ObjectiveConfig) -> bool:
-    """Whether the gradient is linear in the advantage on-policy, where the ratio is 1, and no term counts
-    tokens."""
+    """Whether the gradient is linear in the advantage where the ratio is 1, and no term counts tokens."""
     return objective.loss == "clip" and objective.updates_per_batch == 1 and objective.kl == 0.0
 
 
 def tree(samples: Sequence[Sample]) -> MicroBatch:
     """The samples in one row, in which a beginning that several share is computed once: the prompts' common
     examples, and equal completions. An equal choice after an equal beginning has the sum of their weights,
-    which has the gradient of all of `samples` where that is linear (`is_linear`)."""
-    tokens, positions, ends, last = list[int](), list[int](), list[int](), list[int]()
+    which has the gradient of all samples where that is linear."""
+    tokens, positions, last = list[int](), list[int](), list[int]()
     choices = dict[tuple[int, int], tuple[float, float]]()  # (source, target) -> log-prob, weight
-    for sample in sorted(samples, key=lambda s: [*s.prompt.tolist(), *s.tokens.tolist()]):
-        sequence = [*sample.prompt.tolist(), *sample.tokens.tolist()]
+    sequences = [([*s.prompt.tolist(), *s.tokens.tolist()], s) for s in samples]
+    for sequence, sample in sorted(sequences, key=lambda pair: pair[0]):
         common = sum(takewhile(bool, (tokens[i] == t for i, t in zip(last, sequence, strict=False))))
-        for index in last[common:]:
-            ends[index] = len(tokens)
         new = sequence[common:-1]  # nothing follows the last token
         last[common:] = range(len(tokens), len(tokens) + len(new))
         tokens += new
         positions += range(common, common + len(new))
-        ends += [0] * len(new)
-        for source, target, logprob in zip(
-            last[len(sample.prompt) - 1 :], sample.tokens.tolist(), sample.logprobs.tolist(), strict=True
-        ):
-            weight = choices.get((source, target), (0.0, 0.0))[1] + sample.advantage * sample.scale
-            choices[source, target] = logprob, weight
-    sources, targets = np.array([*choices]).T
-    logprobs, weights = np.array([*choices.values()], np.float32).T
+        chosen = zip(last[len(sample.prompt) - 1 :], sample.tokens.tolist(), strict=True)
+        for choice, logprob in zip(chosen, sample.logprobs.tolist(), strict=True):
+            weight = choices.get(choice, (0.0, 0.0))[1] + sample.advantage * sample.scale
+            choices[choice] = logprob, weight
+    depth = np.array(positions)
+    beyond = np.triu(depth[None, :] <= depth[:, None], 1)  # the first of these is not below the token
+    ends = np.where(beyond.any(1), beyond.argmax(1), len(tokens))
+    sources, targets = torch.tensor([*choices]).T
+    logprobs, weights = torch.tensor([*choices.values()]).T
     return MicroBatch(
         input_ids=torch.tensor([tokens]),
         position_ids=torch.tensor([positions]),
-        ends=torch.tensor([[end or len(tokens) for end in ends]]),
-        sources=torch.from_numpy(sources),
-        targets=torch.from_numpy(targets),
-        logprobs=torch.from_numpy(logprobs),
-        advantage=torch.from_numpy(weights),
-        scale=torch.ones(len(weights)),
-        sequence=torch.arange(len(weights)),
-        match=torch.ones(len(weights), dtype=torch.bool),
+        ends=torch.from_numpy(ends)[None],
+        sources=sources,
+        targets=targets,
+        logprobs=logprobs,
+        advantage=weights,
+        scale=torch.ones(len(choices)),
+        sequence=torch.arange(len(choices)),
+        match=torch.ones(len(choices), dtype=torch.bool),
     )
 
 

@@ -131,13 +131,9 @@ def markdown(table: Table) -> str:
 
 def level(studies: Studies, arm: str, metric: str) -> float:
     """The arm's mean over seeds in percent; NaN where the metric is not measured."""
-    levels = [
-        summarised(curve, watched, metric)
-        for curves, watched in studies
-        for curve in curves[arm].values()
-        if METRICS[metric][0] in curve.values[watched]
-    ]
-    return float(np.mean(levels)) if levels else np.nan
+    cells = [(curve, watched) for curves, watched in studies for curve in curves[arm].values()]
+    measured = [(c, watched) for c, watched in cells if METRICS[metric][0] in c.values[watched]]
+    return float(np.mean([summarised(*cell, metric) for cell in measured])) if measured else np.nan
 
 
 def tokens(studies: Studies, arm: str) -> float:

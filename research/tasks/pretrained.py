@@ -48,11 +48,7 @@ def arithmetic(seed: int) -> RecallTask:
     rng, numbers = np.random.default_rng([seed, 5]), range(10, 100)
     added = [(f"{a} + {b}", a + b) for a in numbers for b in numbers if a + b < 100]
     taken = [(f"{a} - {b}", a - b) for a in numbers for b in numbers if a - b >= 10]
-    drawn = [
-        questions_of[i]
-        for questions_of in (added, taken)
-        for i in rng.permutation(len(questions_of))[:OF_EACH]
-    ]
+    drawn = [of[i] for of in (added, taken) for i in rng.permutation(len(of))[:OF_EACH]]
     sets = {TRAINED: tuple(range(0, 2 * OF_EACH, 2)), "held-out": tuple(range(1, 2 * OF_EACH, 2))}
     questions, right = tuple(q for q, _ in drawn), tuple((str(value),) for _, value in drawn)
     return RecallTask("smollm2", questions, right, sets, form=" {}")
