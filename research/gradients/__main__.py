@@ -15,9 +15,7 @@ makes the bank and OUT/design.yaml, whose sizes can be edited. `rollout.temperat
 """
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -40,7 +38,7 @@ def user_bank(out: Path, samples: Path, config: Config, benchmark: str) -> None:
     keys = ("prompts_per_batch", "group_size", "pre_rollouts")
     design = design.but(**{key: getattr(rollout, key) for key in keys})
     design.save(out)
-    (out / "bank.jsonl").write_text("".join(json.dumps(asdict(s)) + "\n" for s in prompts))
+    bank.write(out, prompts)
     enough = len(bank.kept(prompts, design))
     print(f"{enough} of {len(prompts)} prompts have {design.min_hits} hits and misses")
 

@@ -115,6 +115,10 @@ def of_samples(file: Path, config: Config, benchmark: str) -> list[Sampled]:
     return [s for s in sampled.values() if s.right]
 
 
+def write(folder: Path, bank: list[Sampled]) -> None:
+    (folder / "bank.jsonl").write_text("".join(json.dumps(asdict(s)) + "\n" for s in bank))
+
+
 def read(folder: Path) -> list[Sampled]:
     """All candidates of the bank so far; a last line that was cut off is dropped from the file."""
     file = folder / "bank.jsonl"

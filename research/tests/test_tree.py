@@ -1,5 +1,7 @@
 """Beginnings computed once: the gradient is that of every sample alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,11 @@ def test_a_tree_has_the_gradient_of_all_samples() -> None:
     assert micro.input_ids.shape == (1, 3 + 2 * (2 + 5 + 1 + 1))
     expected, of_tree = gradient(make_micro_batch([[s] for s in samples()])), gradient(micro)
     assert float((expected - of_tree).norm() / expected.norm()) < 1e-5
+
+
+def test_samples_whose_advantages_cancel_have_no_weight() -> None:
+    sample = samples()[0]
+    assert not tree([sample, replace(sample, advantage=-sample.advantage)]).advantage.any()
 
 
 @pytest.mark.parametrize("settings", [{"kl": 0.1}, {"updates_per_batch": 2}, {"loss": "sapo"}])

@@ -22,7 +22,8 @@ from tests.support.engines import N, engine_of, never_end
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 PROMPT = 80
-EXACT = 5e-4  # of 19,200 tokens, the largest: more tokens, more of it. A stale cache differs by more than 0.1
+EXACT = 5e-4  # of 19,200 tokens; a stale cache differs by more than 0.1
+CLOSE = 2e-4  # of fewer tokens
 LORA = ("learner.lora.rank=8", "learner.lora.alpha=16")
 
 
@@ -181,9 +182,9 @@ async def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_l
         assert 0.0 < installed.checksum_s < installed.pause_s < 1.9, "the sleep is not the update's"
         across, after = errors(policies, prompt, await running), errors(policies, prompt, await came)
         assert set(across) == {0, 1}, "sequences are kept"
-        assert max(across.values()) < EXACT
+        assert max(across.values()) < CLOSE
         assert set(after) == {1}
-        assert after[1] < EXACT
+        assert after[1] < CLOSE
         assert did == ["sleep 1 keep", "wake_up ['weights']", "label 1", "wake_up ['kv_cache']"]
 
         did.clear()
@@ -191,7 +192,7 @@ async def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_l
         late = asyncio.create_task(engine.generate(prompt, 2, seed=3, temperature=1.0))
         await engine.wake()
         await engine.wake()
-        assert errors(policies, prompt, await late)[1] < EXACT, "without new weights, on the old ones"
+        assert errors(policies, prompt, await late)[1] < CLOSE, "without new weights, on the old ones"
         assert did == ["sleep 1 keep", "wake_up ['weights']", "wake_up ['kv_cache']"]
         await engine.check_health()
 
