@@ -64,8 +64,8 @@ class Compared:
     """One comparison on the seeds that both arms have.
 
     `primary` is the summary of Pass@K on the watched set (see `Curve.summary`), `corrected` its p-value after
-    Holm (NaN for an exploratory one), `deviation` the spread of its differences over seeds. `pass_1` is the
-    summary of Pass@1, `matched` Pass@K at equal Pass@1, `moments[when, k]` Pass@k at half time and the end.
+    Holm (NaN for an exploratory one). `pass_1` is the summary of Pass@1, `matched` Pass@K at equal Pass@1,
+    `moments[when, k]` Pass@k at half time and the end, `kept` Pass@1 at the end above the margin's loss.
     """
 
     arm: str
@@ -74,7 +74,7 @@ class Compared:
     corrected: float
     pass_1: Difference
     matched: Difference | None
-    deviation: float
+    kept: Difference
     moments: Mapping[tuple[str, int], Difference]
 
 
@@ -115,13 +115,13 @@ def _compared(curves: Curves, design: Design, arm: str, baseline: str) -> Compar
     first = sides[0][0]
     levels = [[c.mean(watched, many) for c in side] for side in sides]  # refuses a set that is not there
 
-    def differ(of: Callable[[Curve], Array]) -> Difference:
-        return paired_difference(*([of(c) for c in side] for side in sides))
+    def differ(of: Callable[[Curve], Array], more: float = 0.0) -> Difference:
+        mine, theirs = (np.array([of(c) for c in side]) for side in sides)
+        return paired_difference(mine + more, theirs)
 
     def at(index: int, k: int) -> Difference:
         return differ(lambda c: c.values[watched][f"pass@{k}"][index])
 
-    by_seed = np.diff([[c.summary(watched, many).mean() for c in side] for side in sides], axis=0)
     return Compared(
         arm,
         baseline,
@@ -129,7 +129,7 @@ def _compared(curves: Curves, design: Design, arm: str, baseline: str) -> Compar
         corrected=np.nan,
         pass_1=differ(lambda c: c.summary(watched, single)),
         matched=_matched([[c.mean(watched, single) for c in side] for side in sides], levels),
-        deviation=float(by_seed.std(ddof=1)) if len(seeds) > 1 else 0.0,
+        kept=differ(lambda c: c.values[watched][single][-1], design.margin),
         moments={
             (when, k): at(index, k)
             for when, index in first.moments.items()
@@ -137,6 +137,12 @@ def _compared(curves: Curves, design: Design, arm: str, baseline: str) -> Compar
             if when != "start"
         },
     )
+
+
+def changes(cells: Sequence[Curve], name: str, k: int) -> Difference:
+    """Pass@k of the set `name` at the end less half time, of one arm's cells."""
+    values, moments = [c.values[name][f"pass@{k}"] for c in cells], cells[0].moments
+    return paired_difference([v[moments["end"]] for v in values], [v[moments["half"]] for v in values])
 
 
 def _matched(pass_1: list[list[Array]], pass_k: list[list[Array]]) -> Difference | None:

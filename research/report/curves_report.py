@@ -12,9 +12,9 @@ import numpy as np
 from hora_rl.evaluation.report.figures import save
 from hora_rl.evaluation.report.tables import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
-from research.report.curves import Compared, Curve, Curves, compare, decide
+from research.report.curves import Compared, Curve, Curves, changes, compare, decide
 from research.report.figures import curves_figure
-from research.report.statistics import Difference, detectable, holm
+from research.report.statistics import Difference, holm
 from research.study.cells import Design, Study
 
 NEAR_CEILING = 0.95
@@ -57,6 +57,7 @@ def _page(
         *_comparisons(compared, design, example),
         *_exploratory(explored, design, example),
         *("", f"## {'End' if example.ends_only else 'Half time and end'}", "", *_moments(compared, explored)),
+        *("", *_both(compared, design), *_changes(cells, design, example)),
         *("", "## Arms", ""),
         *(line for name in example.values for line in _levels(cells, name, example.ks(design.pass_at))),
         *_caveats(cells, design),
@@ -97,12 +98,11 @@ def _comparisons(compared: Sequence[Compared], design: Design, example: Curve) -
 
 def _row(c: Compared, design: Design) -> tuple[str, ...]:
     matched = points(c.matched) if c.matched else "—"
-    least = f"{100 * detectable(c.deviation, c.primary.seeds):.1f}" if c.primary.seeds > 1 else "—"
     kept = "yes" if c.pass_1.low > -design.margin else "not shown"  # one seed has no interval: NaN
     p = "—" if math.isnan(c.corrected) else f"{c.corrected:.2g}"
     return (
         *(c.arm, c.baseline, str(c.primary.seeds), points(c.primary), p),
-        *(points(c.pass_1), kept, matched, least),
+        *(points(c.pass_1), kept, matched, _seen(c.primary)),
     )
 
 
@@ -126,6 +126,34 @@ def _moments(compared: Sequence[Compared], explored: Sequence[Compared]) -> list
             cells = [f"{cell}{p.get(m, '')}" for cell, m in zip(cells, moments, strict=True)]
         rows.append([c.arm, c.baseline, *cells])
     return markdown_table(["arm", "less", *(f"{when} @{k}" for when, k in moments)], rows)
+
+
+def _both(compared: Sequence[Compared], design: Design) -> list[str]:
+    """At the end, for each comparison: larger Pass@K, and Pass@1 not lower; Holm over the two."""
+    rows = []
+    for c in compared:
+        larger, level = c.moments["end", design.pass_at], c.moments["end", 1]
+        p = holm([d.p if d.value > 0 else 1.0 for d in (larger, c.kept)])
+        rows.append([c.arm, c.baseline])
+        for d, tested in zip((larger, level), p, strict=True):
+            rows[-1] += [points(d), "—" if math.isnan(tested) else f"{tested:.2g}", _seen(d)]
+    lost = f"Pass@1 not lower by {100 * design.margin:g}"
+    heads = ["arm", "less", f"larger Pass@{design.pass_at}", "p", "detectable", lost, "p", "detectable"]
+    note = "Both at the end, p by Holm over the two of a comparison (two-sided; 1 on the wrong side):"
+    return [note, "", *markdown_table(heads, rows)] if rows else []
+
+
+def _changes(cells: Mapping[str, Sequence[Curve]], design: Design, example: Curve) -> list[str]:
+    """Each arm's Pass@K from half time to the end."""
+    if example.ends_only:
+        return []
+    ks, name = example.ks(design.pass_at), design.watched
+    rows = [[arm, *(points(changes(of, name, k)) for k in ks)] for arm, of in cells.items()]
+    return ["", "From half time to the end:", "", *markdown_table(["arm", *(f"@{k}" for k in ks)], rows)]
+
+
+def _seen(d: Difference) -> str:
+    return "—" if math.isnan(d.detectable) else f"{100 * d.detectable:.1f}"
 
 
 def _levels(cells: Mapping[str, Sequence[Curve]], name: str, ks: Sequence[int]) -> list[str]:

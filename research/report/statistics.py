@@ -16,13 +16,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean difference over paired seeds with its interval and p-value; NaN where one seed cannot tell."""
+    """Mean difference over paired seeds with its interval and p-value; NaN where one seed cannot tell.
+    `deviation` is the spread over seeds, 0 for one."""
 
     value: float
     low: float
     high: float
     p: float
     seeds: int
+    deviation: float
+
+    @property
+    def detectable(self) -> float:
+        """What so many seeds see with 80% power, given this spread; NaN for one."""
+        return detectable(self.deviation, self.seeds) if self.seeds > 1 else math.nan
 
 
 def paired_difference(arm: ArrayLike, baseline: ArrayLike, *, alpha: float = ALPHA) -> Difference:
@@ -38,9 +45,10 @@ def paired_difference(arm: ArrayLike, baseline: ArrayLike, *, alpha: float = ALP
     d = (a - b).reshape(len(a), -1)
     value = float(d.mean())
     if d.size == 1:
-        return Difference(value, math.nan, math.nan, math.nan, 1)
+        return Difference(value, math.nan, math.nan, math.nan, 1, 0.0)
     half = float(half_width(d, alpha))
-    return Difference(value, value - half, value + half, _p_value(d, abs(value)), len(d))
+    deviation = float(d.mean(axis=1).std(ddof=1)) if len(d) > 1 else 0.0
+    return Difference(value, value - half, value + half, _p_value(d, abs(value)), len(d), deviation)
 
 
 def half_width(values: Array, alpha: float = ALPHA) -> Array:

@@ -55,6 +55,17 @@ def test_noise_that_all_arms_of_a_seed_share_is_no_part_of_a_difference(curves: 
     assert more.matched.value == pytest.approx(0.042)
 
 
+def test_two_ends_are_tested_together_and_the_way_there_is_shown(curves: Curves, tmp_path: Path) -> None:
+    """The gain in Pass@16 has p < 1e-6; Pass@1 is equal in every cell."""
+    [more] = decide(curves, study_of(comparisons=[("more", "base")]).rules)
+    assert more.kept.value == pytest.approx(0.02)
+    assert more.kept.p == 0.0
+    assert more.primary.deviation == pytest.approx(np.std(0.001 * np.arange(5), ddof=1))
+    text = report_curves(tmp_path, study_of(comparisons=[("base", "more")]), curves).read_text()
+    assert "| base | more | -4.2 ± 0.2 | 1 | 0.3 | +0.0 ± 0.0 | 0 | 0.0 |" in text
+    assert "| more | +6.0 ± 0.0 | +9.0 ± 0.0 | +0.0 ± 0.0 |" in text  # from step 6 to 9
+
+
 def test_the_page_begins_with_its_design_and_names_what_is_missing(
     curves: dict[str, dict[int, Curve]], tmp_path: Path
 ) -> None:
