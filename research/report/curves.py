@@ -139,10 +139,10 @@ def _compared(curves: Curves, design: Design, arm: str, baseline: str) -> Compar
     )
 
 
-def changes(cells: Sequence[Curve], name: str, k: int) -> Difference:
-    """Pass@k of the set `name` at the end less half time, of one arm's cells."""
-    values, moments = [c.values[name][f"pass@{k}"] for c in cells], cells[0].moments
-    return paired_difference([v[moments["end"]] for v in values], [v[moments["half"]] for v in values])
+def change(cells: Sequence[Curve], name: str, k: int, since: int) -> Difference:
+    """Pass@k of the set `name` at the end less that of the evaluation `since`, of one arm's cells."""
+    values = [c.values[name][f"pass@{k}"] for c in cells]
+    return paired_difference([v[-1] for v in values], [v[since] for v in values])
 
 
 def _matched(pass_1: list[list[Array]], pass_k: list[list[Array]]) -> Difference | None:

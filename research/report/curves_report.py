@@ -12,7 +12,7 @@ import numpy as np
 from hora_rl.evaluation.report.figures import save
 from hora_rl.evaluation.report.tables import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
-from research.report.curves import Compared, Curve, Curves, changes, compare, decide
+from research.report.curves import Compared, Curve, Curves, change, compare, decide
 from research.report.figures import curves_figure
 from research.report.statistics import Difference, holm
 from research.study.cells import Design, Study
@@ -144,12 +144,12 @@ def _both(compared: Sequence[Compared], design: Design) -> list[str]:
 
 
 def _changes(cells: Mapping[str, Sequence[Curve]], design: Design, example: Curve) -> list[str]:
-    """Each arm's Pass@K from half time to the end."""
-    if example.ends_only:
-        return []
+    """Each arm's Pass@K at the end less that at the start and at half time."""
     ks, name = example.ks(design.pass_at), design.watched
-    rows = [[arm, *(points(changes(of, name, k)) for k in ks)] for arm, of in cells.items()]
-    return ["", "From half time to the end:", "", *markdown_table(["arm", *(f"@{k}" for k in ks)], rows)]
+    since = [(f"{when} @{k}", at, k) for when, at in example.moments.items() if when != "end" for k in ks]
+    rows = [[arm, *(points(change(of, name, k, at)) for _, at, k in since)] for arm, of in cells.items()]
+    heads = ["arm", *(f"since {head}" for head, _, _ in since)]
+    return ["", "From the start and from half time to the end:", "", *markdown_table(heads, rows)]
 
 
 def _seen(d: Difference) -> str:
