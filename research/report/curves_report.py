@@ -144,12 +144,12 @@ def _both(compared: Sequence[Compared], design: Design) -> list[str]:
 
 
 def _changes(cells: Mapping[str, Sequence[Curve]], design: Design, example: Curve) -> list[str]:
-    """Each arm's Pass@K at the end less that at the start and at half time."""
+    """Each arm's Pass@K at the end less that at the earlier moments of a table."""
     ks, name = example.ks(design.pass_at), design.watched
     since = [(f"{when} @{k}", at, k) for when, at in example.moments.items() if when != "end" for k in ks]
     rows = [[arm, *(points(change(of, name, k, at)) for _, at, k in since)] for arm, of in cells.items()]
     heads = ["arm", *(f"since {head}" for head, _, _ in since)]
-    return ["", "From the start and from half time to the end:", "", *markdown_table(heads, rows)]
+    return ["", "Changes to the end:", "", *markdown_table(heads, rows)]
 
 
 def _seen(d: Difference) -> str:
