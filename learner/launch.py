@@ -2,8 +2,6 @@
 
 import os
 import re
-import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -55,10 +53,9 @@ PLACEMENTS = 4
 
 def run(config: Config, redis_url: str, run_dir: str, stop: Stop | None = None) -> None:
     """Train `config` to its end on the Ray cluster of this process. Blocks. Raises RunError with the reason
-    when the learner cannot continue, and after `stop`."""
+    when the learner cannot continue, and after `stop`. Ctrl-C calls `stop` too."""
     stop = stop or Stop()
     share, start = gpu_share(config.learner.gpus, ray.cluster_resources()), uuid.uuid4().hex
-    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         client = connect(redis_url, patient=True)
         stopped = fit(
@@ -70,10 +67,9 @@ def run(config: Config, redis_url: str, run_dir: str, stop: Stop | None = None) 
         raise RunError(not_started(config.learner.workers, error)) from error
     except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
-    finally:
-        # Ray Train leaves a handler installed that would swallow Ctrl-C for the rest of the process.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, on_interrupt)
+    except KeyboardInterrupt:
+        stop()
+        raise
     if stopped is not None:
         raise RunError(f"the learner stopped: {stopped}")
 

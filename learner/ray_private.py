@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from ray.train.torch import TorchConfig, TorchTrainer
 
 RUN = "hora_run"
+ABORT_S = 5.0
+"""Seconds that a stop waits for Ray Train's controller. It does not answer while ranks start; then they end
+with the Ray job."""
 
 
 class Stop:
-    """Ends a `run` from another thread, as Ctrl-C does: Ray Train's controller aborts its ranks."""
+    """Ends a `run`, also from another thread: Ray Train's controller aborts its ranks."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -46,8 +49,8 @@ class Stop:
             import ray
             from ray.exceptions import RayError
 
-            with suppress(RayError):  # the controller exits, so it does not answer
-                ray.get(self._controller.abort.remote())
+            with suppress(RayError):  # the controller exits, or is busy
+                ray.get(self._controller.abort.remote(), timeout=ABORT_S)
 
 
 def job_of(run: str) -> JobConfig:
@@ -75,12 +78,12 @@ def refuse_beside_another(run: str) -> None:
 
 
 def torch_trainer(stop: Stop, loop: Callable[[dict[str, Any]], object], **settings: Any) -> TorchTrainer:
-    """A trainer that names its controller to `stop`; Ray Train names it only to its handler of Ctrl-C."""
+    """A trainer that names its controller to `stop`. Ray Train names it only to its handler of Ctrl-C, which
+    is left out: it would wait without a limit for a controller whose ranks are starting."""
     from ray.train.torch import TorchTrainer
 
     class Trainer(TorchTrainer):
         def _register_sigint_handler(self, controller: Any) -> None:
-            super()._register_sigint_handler(controller)
             stop.watch(controller)
 
     return Trainer(loop, **settings)
