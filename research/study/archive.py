@@ -28,7 +28,7 @@ successes + Σ round_hits."""
 DIGITS = 5
 DIGITS_OF = {"p": 3, "prior_alpha": 3, "prior_beta": 3}
 """Significant digits, by key."""
-RATED_ARMS = 4
+RATED_ARMS = 3
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
 """For text: 3% smaller than the preset alone."""
 GROUPS, RATES = "groups.", "groups.p"
