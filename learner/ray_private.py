@@ -86,7 +86,29 @@ def torch_trainer(stop: Stop, loop: Callable[[dict[str, Any]], object], **settin
         def _register_sigint_handler(self, controller: Any) -> None:
             stop.watch(controller)
 
+        def _initialize_and_run_controller(self, **settings: Any) -> Any:
+            kept = settings["train_fn_ref"]
+            settings["train_fn_ref"] = _Pickled(kept.get())
+            del kept._ref
+            return super()._initialize_and_run_controller(**settings)
+
     return Trainer(loop, **settings)
+
+
+class _Pickled:
+    """A function for Ray's workers, in place of a reference to the object store: when a stop ends the raylet
+    first, a process that owns an object there ends at once, with status 1 and no word."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        from ray import cloudpickle
+
+        self._bytes = cloudpickle.dumps(function)
+
+    def get(self) -> Callable[[], Any]:
+        from ray import cloudpickle
+
+        function: Callable[[], Any] = cloudpickle.loads(self._bytes)
+        return function
 
 
 def torch_config(backend: str) -> TorchConfig:
