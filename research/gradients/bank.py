@@ -21,7 +21,7 @@ from hora_rl.deploy.launch.evaluation import load_benchmark
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.samples import fingerprint, read_samples
 from research.gradients.design import Design
-from research.tasks.decoding import decode
+from research.tasks.decoding import decode, prefilled
 
 SHOTS = (
     "Q: Ann has 4 pens and buys 3 more. How many pens does she have?\n"
@@ -139,7 +139,8 @@ def sample(
     model: PreTrainedModel, prompt: list[int], n: int, *, most: int, ends: list[int], random: torch.Generator
 ) -> list[list[int]]:
     """`n` completions at temperature 1, each cut after its first token of `ends` or at `most` tokens."""
-    rows = decode(model, torch.tensor([prompt]), [n], end=ends[0], most=most, random=random)
+    begun = prefilled(model, torch.tensor([prompt]))
+    rows = decode(model, begun, [n], end=ends[0], most=most, random=random)
     stops = [next((i for i, token in enumerate(row) if token in ends), most) for row, _ in rows]
     return [row[: stop + 1] for (row, _), stop in zip(rows, stops, strict=True)]
 

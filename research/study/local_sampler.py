@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
-from research.tasks.decoding import decode
+from research.tasks.decoding import Prefilled, decode, prefilled
 from research.tasks.reward import TAGGED, is_right
 
 
@@ -38,6 +38,7 @@ class LocalSampler:
         self._text = cache(lambda tokens: str(tokenizer.decode(tokens)))  # few completions differ
         self._reward, self._form = config.reward.names[0], form
         self._open: list[_Request] = []
+        self._begun: tuple[int, dict[int, int], Prefilled] | None = None  # version, rows by prompt
 
     async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
         """The `draw.n` scored rollouts of one prompt."""
@@ -50,13 +51,23 @@ class LocalSampler:
 
     def _answer_all(self) -> None:
         requests, self._open = self._open, []
-        prompts = torch.from_numpy(np.stack([r.prompt.tokens for r in requests])).long()
         counts = [r.draw.n for r in requests]
         end, rollout = self._tokenizer.eos_token_id, self._config.rollout
         limits = {"end": end, "most": rollout.max_response_tokens, "temperature": rollout.temperature}
+        prompts = self._prefilled([r.prompt for r in requests])
         sampled = iter(decode(self._model, prompts, counts, random=self._random, **limits))
         for r in requests:
             r.answer.set_result([self._rollout(r, *next(sampled)) for _ in range(r.draw.n)])
+
+    def _prefilled(self, prompts: list[Prompt]) -> Prefilled:
+        """Prompts are computed once for a version: later rounds ask again for those of the first."""
+        wanted = [p.index for p in prompts]
+        if self._begun is None or self._begun[0] != self.version or not self._begun[1].keys() >= {*wanted}:
+            tokens = torch.from_numpy(np.stack([p.tokens for p in prompts])).long()
+            rows = {index: row for row, index in enumerate(wanted)}
+            self._begun = self.version, rows, prefilled(self._model, tokens)
+        _, rows, begun = self._begun
+        return begun.of([rows[index] for index in wanted])
 
     def _rollout(self, request: _Request, tokens: list[int], logprobs: list[float]) -> Rollout:
         ended = tokens[-1] == self._tokenizer.eos_token_id

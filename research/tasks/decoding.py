@@ -1,6 +1,8 @@
 """Decoding of prompts of equal length in this process: their common beginning is computed once."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,9 +11,23 @@ from transformers import DynamicCache, PreTrainedModel
 Sampled = list[tuple[list[int], list[float]]]
 
 
-def prefilled(model: PreTrainedModel, prompts: Tensor) -> tuple[DynamicCache, Tensor]:
-    """The cache of prompts (B, P) and the logits (B, V) after them, without gradients. The tokens that all
-    prompts begin with are computed once."""
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The cache of prompts (B, P), to which completions are added, and the logits (B, V) after them."""
+
+    cache: DynamicCache
+    logits: Tensor
+
+    def of(self, rows: Sequence[int]) -> "Prefilled":
+        """A copy for the prompts `rows`."""
+        chosen, cache = torch.tensor(rows), deepcopy(self.cache)
+        cache.reorder_cache(chosen)
+        return Prefilled(cache, self.logits[chosen])
+
+
+@torch.no_grad()
+def prefilled(model: PreTrainedModel, prompts: Tensor) -> Prefilled:
+    """Prompts (B, P) after the model, without gradients. The tokens that all begin with are computed once."""
     differ = (prompts != prompts[0]).any(dim=0).nonzero()
     shared = int(differ[0]) if len(differ) else prompts.shape[1] - 1
     cache = DynamicCache()
@@ -19,13 +35,14 @@ def prefilled(model: PreTrainedModel, prompts: Tensor) -> tuple[DynamicCache, Te
         model(input_ids=prompts[:1, :shared], past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.batch_repeat_interleave(len(prompts))
     rest = prompts[:, shared:]
-    return cache, model(input_ids=rest, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, 0]
+    logits = model(input_ids=rest, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, 0]
+    return Prefilled(cache, logits)
 
 
 @torch.no_grad()
 def decode(
     model: PreTrainedModel,
-    prompts: Tensor,
+    prompts: Prefilled,
     counts: Sequence[int],
     *,
     end: int,
@@ -33,8 +50,8 @@ def decode(
     temperature: float = 1.0,
     random: torch.Generator,
 ) -> Sampled:
-    """Tokens and log-probs of `counts[i]` completions of each of the prompts (B, P), prompt by prompt, each
-    up to and with its first `end` token or of `most` tokens.
+    """Tokens and log-probs of `counts[i]` completions of each of the B prompts, prompt by prompt, each up to
+    and with its first `end` token or of `most` tokens. The cache of `prompts` is used up.
 
     Completions with the same beginning are one row of the model's batch until they part: `node` (n,) is
     the row at which each open completion stands.
@@ -42,7 +59,7 @@ def decode(
     node = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     rows = torch.arange(len(node))
     tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
-    cache, logits = prefilled(model, prompts)
+    cache, logits = prompts.cache, prompts.logits
     for index in range(most):
         log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
         next_ = _next(log_probs, node, random)

@@ -133,7 +133,8 @@ class SampledSuccess:
         random, end = torch.Generator().manual_seed(0), self._tokenizer.eos_token_id
         texts = list[str]()
         for prompts in self._prompts.split(AT_A_TIME):
-            drawn = decode(model, prompts, [SAMPLES] * len(prompts), end=end, most=self._most, random=random)
+            begun, counts = prefilled(model, prompts), [SAMPLES] * len(prompts)
+            drawn = decode(model, begun, counts, end=end, most=self._most, random=random)
             texts += [str(self._tokenizer.decode([t for t in tokens if t != end])) for tokens, _ in drawn]
         gold = ("|".join(self._task.right[i]) for i in self._of for _ in range(SAMPLES))
         right = [is_right(text, answer, self._task.form) for text, answer in zip(texts, gold, strict=True)]
@@ -150,7 +151,8 @@ def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.T
 
 def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
     """(B, R, L) log-probs of completions (B, R, L), R of each of the prompts (B, P), without gradients."""
-    cache, last = prefilled(model, prompts)
+    begun = prefilled(model, prompts)
+    cache, last = begun.cache, begun.logits
     cache.batch_repeat_interleave(completions.shape[1])
     tokens = completions.flatten(0, 1)
     rest = model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).logits

@@ -20,7 +20,7 @@ from scipy import stats
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config, DataConfig, SourceConfig
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.types import Prompt
+from hora_rl.common.types import Prompt, Rollout
 from research.study.cells import load_base
 from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell
@@ -196,6 +196,27 @@ def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folde
     with torch.no_grad():
         expected_ = logprobs(model, prompt, torch.from_numpy(right_.tokens)[None].long())[0]
     np.testing.assert_allclose(right_.logprobs, expected_.numpy(), atol=1e-4)
+
+
+def test_every_round_samples_from_the_weights_of_its_version(task_folder: Path) -> None:
+    tokenizer, task = make_tokenizer(MAX_TOKENS), load_task(task_folder)
+    model, tokens = make_model(tokenizer, 0), encode_prompts(task.questions[:3], tokenizer)
+    sampler = LocalSampler(model, tokenizer, configuration(task_folder, task_folder))
+    prompts = [Prompt(i, "", "", t.int().numpy()) for i, t in enumerate(tokens)]
+
+    async def in_one_round(chosen: tuple[int, ...]) -> list[list[Rollout]]:
+        return await asyncio.gather(*(sampler.sample(prompts[i], Draw(i, 0, 0, 5)) for i in chosen))
+
+    for version, rounds in enumerate((((0, 1, 2), (2, 0), (1,)), ((1, 2), (0, 1), (2,)))):
+        sampler.version = version
+        torch.nn.init.normal_(model.get_output_embeddings().weight)
+        for chosen in rounds:
+            for i, rollouts in zip(chosen, asyncio.run(in_one_round(chosen)), strict=True):
+                for r in rollouts:
+                    completion = torch.from_numpy(r.tokens)[None].long()
+                    with torch.no_grad():
+                        expected = logprobs(model, tokens[i : i + 1], completion)[0]
+                    np.testing.assert_allclose(r.logprobs, expected.numpy(), atol=1e-4)
 
 
 @pytest.mark.system
