@@ -39,7 +39,7 @@ from research.study import stack_cells
 NOTE = Path(sys.argv[2])
 
 def start(cell, out):
-    run = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    run = subprocess.Popen(["sleep", "300"], start_new_session=True)
     NOTE.write_text(str(run.pid))
     return run
 
